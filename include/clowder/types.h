@@ -1,0 +1,56 @@
+// Types shared by every part of Clowder: the bf16 storage type, the activation, the layer's shape, and the one
+// error type that crosses the library's border.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace clowder {
+
+// Storage of one bfloat16: the upper half of an IEEE binary32. Conversions stand in src/model/bf16.h.
+struct bf16 {
+  std::uint16_t bits;
+};
+
+enum class ErrorCode {
+  kArgument,     // a caller's value cannot be used; the message names the argument, its value and what it may be
+  kUnsupported,  // right, but not on this machine or in this build
+  kTimeout,      // a wait ran out of time; the message names the ranks and the phase
+  kInternal,     // a fault of Clowder's own
+};
+
+// The name that users see: "argument", "unsupported", "timeout" or "internal".
+const char* to_string(ErrorCode code);
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ErrorCode code() const { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+enum class ActivationKind : std::int32_t {
+  kSwiglu,       // f(g, u) = silu(g) * u
+  kSwigluClamp,  // f(g, u) = silu(min(g, limit)) * clamp(u, -limit, limit)
+};
+
+struct Activation {
+  ActivationKind kind = ActivationKind::kSwiglu;
+  float limit = 0.0f;  // of kSwigluClamp only; > 0
+};
+
+// What one expert-parallel MoE layer is, whatever engine runs it. Counts are in elements.
+struct LayerShape {
+  std::int64_t hidden = 0;               // H, a positive multiple of 32
+  std::int64_t intermediate = 0;         // I, a positive multiple of 32
+  std::int64_t shared_intermediate = 0;  // Is, a multiple of 32; 0 = no shared expert
+  std::int32_t num_experts = 0;          // E over all ranks, a multiple of the number of ranks
+  std::int32_t topk = 0;                 // K, 1 to 16
+  std::int64_t max_tokens = 0;           // the most tokens that one rank may hold in a step; 0 is legal
+  Activation activation;
+};
+
+}  // namespace clowder
