@@ -1,0 +1,1 @@
+"""Parts of train_code_lm.py."""

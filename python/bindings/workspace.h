@@ -1,0 +1,82 @@
+// A Workspace of virtual ranks for Python: addresses and counts come in, per-rank arguments go to the engine. The Python
+// side has checked shapes, types and contiguity; this side refuses null where the engine would read or write.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "clowder/layer.h"
+
+namespace clowder::python {
+
+// The address of a tensor's first element; 0 is a tensor that is absent or empty.
+using Address = std::uintptr_t;
+
+// Weights are the global ones, in global expert order. A shared expert's two are 0 where there is none.
+struct WeightAddresses {
+  Address w13 = 0;         // [E, 2I, H] bf16
+  Address w2 = 0;          // [E, H, I] bf16
+  Address shared_w13 = 0;  // [2Is, H] bf16
+  Address shared_w2 = 0;   // [H, Is] bf16
+};
+
+struct SavedAddresses {
+  Address gate_up = 0;         // [R, saved_rows, 2I] bf16
+  Address x = 0;               // [R, saved_rows, H] bf16, with keep_x
+  Address shared_gate_up = 0;  // [tokens, 2Is] bf16
+};
+
+// 0 is a gradient that nobody needs. Elements of the weights' gradients are of the pass's GradientMode.
+struct GradientAddresses {
+  Address x = 0;             // [tokens, H] bf16
+  Address topk_weights = 0;  // [tokens, K] fp32
+  Address w13 = 0;           // [E, 2I, H]
+  Address w2 = 0;            // [E, H, I]
+  Address shared_w13 = 0;    // [R, 2Is, H], of each rank's own tokens
+  Address shared_w2 = 0;     // [R, H, Is]
+};
+
+// The inputs of one pass over all ranks: the ranks' tokens stand one after the other.
+struct PassAddresses {
+  std::vector<std::int64_t> tokens_per_rank;
+  Address schedule = 0;      // [R, schedule_words] int32
+  Address x = 0;             // [tokens, H] bf16
+  Address topk_weights = 0;  // [tokens, K] fp32
+  WeightAddresses weights;
+  SavedAddresses saved;
+};
+
+class VirtualWorkspace {
+ public:
+  VirtualWorkspace(const LayerShape& shape, int num_ranks, const WorkspaceOptions& options);
+
+  // Writes [R, schedule_words] int32 at `schedule` and [E] int64 at `expert_counts`; returns the ids skipped.
+  std::int64_t build_schedule(Address topk_idx, bool is_int64, const std::vector<std::int64_t>& tokens_per_rank,
+                              Address schedule, Address expert_counts);
+  // `out` [tokens, H] bf16. Saves where `save` is set and the addresses of pass.saved say.
+  void forward(const PassAddresses& pass, bool save, Address out);
+  void backward(const PassAddresses& pass, Address dout, const GradientAddresses& gradients, GradientMode mode);
+
+  std::int64_t ring_rows() const { return workspace_.ring_rows(); }
+  std::int64_t saved_rows() const { return workspace_.saved_rows(); }
+  std::int64_t schedule_words() const { return workspace_.schedule_words(); }
+  bool is_dead() const { return workspace_.is_dead(); }
+  std::vector<std::string> wait_reports() const;
+
+ private:
+  void check(const PassAddresses& pass) const;
+  std::vector<ExpertWeights> rank_experts(const WeightAddresses& weights, int rank) const;
+  ExpertWeights shared_expert(const WeightAddresses& weights) const;
+  SavedTensors rank_saved(const SavedAddresses& saved, int rank, std::int64_t first_token) const;
+
+  int num_ranks_;
+  Workspace workspace_;
+  std::mutex one_call_at_a_time_;  // the interpreter's lock is released during a call
+};
+
+// "swiglu" or "swiglu-clamp:LIMIT"; throws Error(kArgument) for others.
+Activation parse_activation_name(const std::string& name);
+
+}  // namespace clowder::python

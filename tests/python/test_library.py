@@ -1,0 +1,249 @@
+"""The operators as torch.library sees them, and autograd at its edges."""
+
+import gc
+
+import pytest
+import torch
+from reference import Case
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import clowder
+
+
+def operator_arguments(ranks=1, shared_intermediate=32, requires_grad=True):
+    """Arguments of forward and backward. Every saved row is real: opcheck compares whole outputs."""
+    case = Case(tokens=16, shared_intermediate=shared_intermediate)
+    # Token t goes to experts t and t + 1, so every rank receives the same number of rows.
+    case.topk_idx = (torch.arange(16)[:, None] + torch.arange(2)) % case.num_experts
+    workspace = case.workspace(ranks, saved_rows=32 // ranks, keep_x=True)
+    schedule = workspace.build_schedule(case.topk_idx)
+    tensors = [None if t is None else t.clone().requires_grad_(requires_grad) for t in _in_order(case)]
+    layer = (*tensors, schedule.table, workspace.handle, None)
+    with torch.no_grad():
+        _, *saved = torch.ops.clowder.forward(*layer, True)
+    needs = [True, True, True, True, shared_intermediate > 0, shared_intermediate > 0]
+    return workspace, layer, (*saved, case.dout, needs, torch.bfloat16), case
+
+
+def _in_order(case):
+    return (case.x, case.topk_weights, case.w13, case.w2, case.shared_w13, case.shared_w2)
+
+
+def test_opcheck_build_schedule():
+    case = Case(tokens=16)
+    workspace = case.workspace(2)
+    for tokens_per_rank in (None, [8, 8], [9, 7]):
+        workspace = case.workspace(2, max_tokens=9)
+        torch.library.opcheck(
+            torch.ops.clowder.build_schedule.default, (case.topk_idx, workspace.handle, tokens_per_rank)
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("save", [True, False])
+def test_opcheck_forward(ranks, save):
+    workspace, layer, _, _ = operator_arguments(ranks, requires_grad=save)
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, save))
+
+
+def test_opcheck_forward_without_shared_expert():
+    workspace, layer, _, _ = operator_arguments(shared_intermediate=0)
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, True))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_opcheck_backward(ranks):
+    workspace, layer, rest, _ = operator_arguments(ranks, requires_grad=False)
+    torch.library.opcheck(torch.ops.clowder.backward.default, (*layer, *rest))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_backward_accumulate(ranks, dtype):
+    workspace, layer, rest, case = operator_arguments(ranks, requires_grad=False)
+    mains = [torch.ones_like(w, dtype=dtype) for w in (case.w13, case.w2, case.shared_w13)]
+    torch.library.opcheck(torch.ops.clowder.backward_accumulate.default, (*layer, *rest, *mains, None))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fakes_have_the_strides_of_real_results(ranks):
+    """opcheck does not compare them; a compiler trusts them. Inputs are transposed on purpose."""
+    workspace, layer, rest, case = operator_arguments(ranks, requires_grad=False)
+    transposed = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in layer[:6]]
+    layer, rest = (*transposed, *layer[6:]), (*rest[:3], rest[3].T.contiguous().T, *rest[4:])
+    topk_idx = case.topk_idx.T.contiguous().T
+    calls = [
+        (torch.ops.clowder.build_schedule, (topk_idx, workspace.handle, None)),
+        (torch.ops.clowder.forward, (*layer, True)),
+        (torch.ops.clowder.forward, (*layer, False)),
+        (torch.ops.clowder.backward, (*layer, *rest)),
+        (torch.ops.clowder.backward, (*layer, *rest[:4], [True, False, False, True, False, True], torch.float32)),
+        (torch.ops.clowder.backward_accumulate, (*layer, *rest, torch.ones_like(case.w13), None, None, None)),
+    ]
+    for operator, arguments in calls:
+        real = operator(*arguments)
+        with FakeTensorMode() as mode:
+            fake = operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+        for a, b in zip(real, fake):
+            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), operator
+
+
+def test_fake_tensors_in_fake_tensors_out():
+    workspace, layer, _, _ = operator_arguments()
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in layer]
+        out, *_ = torch.ops.clowder.forward(*fakes, True)
+    assert out.shape == (16, 64)
+
+
+def test_compiled_equals_eager():
+    case = Case()
+    workspace = case.workspace(2)
+
+    def step(x, w13):
+        return clowder.moe(x * 2, case.topk_idx, case.topk_weights, w13, case.w2, workspace=workspace) * 0.5
+
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        x, w13 = case.x.clone().requires_grad_(), case.w13.clone().requires_grad_()
+        out = function(x, w13)
+        out.backward(case.dout)
+        results.append((out.detach(), x.grad, w13.grad))
+    for eager, compiled in zip(*results):
+        assert torch.equal(eager, compiled)
+
+
+def test_double_backward_is_refused():
+    case = Case()
+    x = case.x.clone().requires_grad_()
+    out = clowder.moe(x, case.topk_idx, case.topk_weights, case.w13, case.w2, workspace=case.workspace())
+    (dx,) = torch.autograd.grad(out, x, case.dout.clone().requires_grad_(), create_graph=True)
+    with pytest.raises(clowder.ClowderError, match="double backward") as error:
+        dx.float().sum().backward()
+    assert error.value.code == "unsupported"
+
+
+@pytest.mark.parametrize("needed", ["x", "topk_weights", "w13", "w2", "shared_w13", "shared_w2"])
+def test_case_34_only_needed_gradients_are_computed(needed, monkeypatch):
+    from clowder import ops
+
+    asked = []
+    original = ops.GradientAddresses
+    monkeypatch.setattr(ops, "GradientAddresses", lambda *a: asked.append([v != 0 for v in a]) or original(*a))
+    case = Case(shared_intermediate=32)
+    inputs = case.inputs()
+    inputs[needed] = inputs[needed].clone().requires_grad_()
+    out = clowder.moe(topk_idx=case.topk_idx, workspace=case.workspace(2), **inputs)
+    out.backward(case.dout)
+    assert asked == [[name == needed for name in inputs]]
+    assert inputs[needed].grad.abs().sum() > 0
+
+
+def test_case_34_nothing_is_saved_without_need(monkeypatch):
+    from clowder import ops
+
+    saves = []
+    original = ops._empty_saved
+    monkeypatch.setattr(ops, "_empty_saved", lambda layer, save: saves.append(save) or original(layer, save))
+    case = Case()
+    workspace = case.workspace()
+    frozen = clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **case.inputs())
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in case.inputs().items()}
+    with torch.no_grad():
+        without_grad = clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **leaves)
+    with_grad = clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **leaves)
+    assert saves == [False, False, True]
+    assert not frozen.requires_grad and not without_grad.requires_grad and with_grad.requires_grad
+    assert torch.equal(frozen, with_grad) and torch.equal(without_grad, with_grad)
+
+
+def test_unused_output_leaves_no_gradient():
+    case = Case()
+    x = case.x.clone().requires_grad_()
+    clowder.moe(x, case.topk_idx, case.topk_weights, case.w13, case.w2, workspace=case.workspace())
+    (gradient,) = torch.autograd.grad(x.float().sum(), x)
+    assert torch.equal(gradient, torch.ones_like(x))
+
+
+def test_saved_inputs_must_not_change_before_backward():
+    case = Case()
+    w13 = case.w13.clone().requires_grad_()
+    x = case.x.clone()
+    out = clowder.moe(x, case.topk_idx, case.topk_weights, w13, case.w2, workspace=case.workspace())
+    x.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(case.dout)
+
+
+def test_main_grads_count_as_modified():
+    workspace, layer, rest, case = operator_arguments(requires_grad=False)
+    main = torch.zeros_like(case.w13)
+    before = main._version
+    torch.ops.clowder.backward_accumulate(*layer, *rest, main, None, None, None)
+    assert main._version > before
+
+
+def test_a_graph_keeps_its_workspace_alive():
+    case = Case()
+    x = case.x.clone().requires_grad_()
+    workspace = case.workspace()
+    out = clowder.moe(x, case.topk_idx, case.topk_weights, case.w13, case.w2, workspace=workspace)
+    handle = workspace.handle
+    del workspace
+    gc.collect()
+    out.backward(case.dout)
+    assert x.grad.abs().sum() > 0
+    del out
+    gc.collect()
+    with pytest.raises(clowder.ClowderError, match="still alive"):
+        torch.ops.clowder.build_schedule(case.topk_idx, handle, None)
+
+
+# Gradients by hand: needs, main gradients, types.
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared_intermediate", [0, 32])
+def test_main_grads_are_added_to_once(ranks, dtype, shared_intermediate):
+    case = Case(shared_intermediate=shared_intermediate)
+    workspace = case.workspace(ranks)
+    schedule = workspace.build_schedule(case.topk_idx)
+    _, saved = clowder.forward(workspace, schedule, **case.inputs())
+    arguments = (workspace, schedule, saved, case.dout)
+    exact = clowder.backward(*arguments, **case.inputs(), weight_dtype=torch.float32)
+    mains = {n: torch.randn(t.shape).to(dtype) for n, t in case.inputs().items() if n.endswith(("w13", "w2"))}
+    expected = {name: (main.float() + getattr(exact, name)).to(dtype) for name, main in mains.items()}
+    gradients = clowder.backward(*arguments, **case.inputs(), main_grads=mains)
+    for name, main in mains.items():
+        assert getattr(gradients, name) is None
+        assert torch.equal(main, expected[name]), name
+    assert torch.equal(gradients.x, exact.x)
+
+
+def test_main_grads_of_different_kinds():
+    case = Case(shared_intermediate=32)
+    workspace = case.workspace(2)
+    schedule = workspace.build_schedule(case.topk_idx)
+    _, saved = clowder.forward(workspace, schedule, **case.inputs())
+    arguments = (workspace, schedule, saved, case.dout)
+    plain = clowder.backward(*arguments, **case.inputs(), weight_dtype=torch.float32)
+    mains = {"w13": torch.ones_like(case.w13, dtype=torch.float32), "shared_w2": torch.ones_like(case.shared_w2)}
+    gradients = clowder.backward(*arguments, **case.inputs(), main_grads=mains)
+    assert torch.equal(mains["w13"], 1 + plain.w13)
+    assert torch.equal(mains["shared_w2"], (1 + plain.shared_w2).bfloat16())
+    assert torch.equal(gradients.w2, plain.w2.bfloat16())
+    assert torch.equal(gradients.shared_w13, plain.shared_w13.bfloat16())
+    assert gradients.w13 is None and gradients.shared_w2 is None
+
+
+@pytest.mark.parametrize("needs", [("x", "w2"), {"x": True, "w2": True}, (True, False, False, True, False, False)])
+def test_needs(needs):
+    case = Case()
+    workspace = case.workspace(2)
+    schedule = workspace.build_schedule(case.topk_idx)
+    _, saved = clowder.forward(workspace, schedule, **case.inputs())
+    everything = clowder.backward(workspace, schedule, saved, case.dout, **case.inputs())
+    some = clowder.backward(workspace, schedule, saved, case.dout, **case.inputs(), needs=needs)
+    assert [g is not None for g in some] == [True, False, False, True, False, False]
+    assert torch.equal(some.x, everything.x) and torch.equal(some.w2, everything.w2)
