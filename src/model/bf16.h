@@ -1,7 +1,6 @@
 // bfloat16 <-> binary32, round to nearest even, on host and device alike. A NaN stays a (quiet) NaN.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "clowder/types.h"
@@ -9,28 +8,28 @@
 
 namespace clowder {
 
-CLOWDER_HD inline std::uint32_t float_bits(float value) {
+CLOWDER_HD_INLINE std::uint32_t float_bits(float value) {
 #ifdef __CUDA_ARCH__
   return __float_as_uint(value);
 #else
-  return std::bit_cast<std::uint32_t>(value);
+  return __builtin_bit_cast(std::uint32_t, value);
 #endif
 }
 
-CLOWDER_HD inline float bits_float(std::uint32_t bits) {
+CLOWDER_HD_INLINE float bits_float(std::uint32_t bits) {
 #ifdef __CUDA_ARCH__
   return __uint_as_float(bits);
 #else
-  return std::bit_cast<float>(bits);
+  return __builtin_bit_cast(float, bits);
 #endif
 }
 
-CLOWDER_HD inline float to_float(bf16 value) {
+CLOWDER_HD_INLINE float to_float(bf16 value) {
   return bits_float(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
 // Branch-free, so that compilers vectorise loops over it.
-CLOWDER_HD inline bf16 to_bf16(float value) {
+CLOWDER_HD_INLINE bf16 to_bf16(float value) {
   const std::uint32_t bits = float_bits(value);
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
