@@ -1,4 +1,4 @@
-// Expert-parallel groups: each rank gets every peer's base pointer of one symmetric allocation. An engine needs no more.
+// Expert-parallel groups: each rank gets every peer's base pointer of one symmetric allocation, all an engine needs.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ class SymmetricMemory {
   virtual std::byte* base(int rank) const = 0;
 };
 
-// A view of an EP group from some of its ranks: those that this process (and this object) drives. The members of a group
-// may be driven from one object, or each from its own thread or process.
+// A view of an EP group from some of its ranks: those that this process (and this object) drives. The members of a
+// group may be driven from one object, or each from its own thread or process.
 class Group {
  public:
   virtual ~Group() = default;
@@ -34,9 +34,9 @@ std::shared_ptr<Group> make_virtual_group(int size);
 // `timeout_s` limits the host barrier at creation.
 std::vector<std::shared_ptr<Group>> make_threaded_groups(int size, double timeout_s);
 
-// Memory that the caller has allocated and mapped: `bases[r]` is rank r's zeroed part of `bytes_per_rank` bytes, aligned
-// to at least 256. The caller keeps it alive, and has passed a host barrier over the group after zeroing it. It serves
-// one allocation, so one workspace.
+// Memory that the caller has allocated and mapped: `bases[r]` is rank r's zeroed part of `bytes_per_rank` bytes,
+// aligned to at least 256. The caller keeps it alive, and has passed a host barrier over the group after zeroing it. It
+// serves one allocation, so one workspace.
 std::shared_ptr<Group> make_caller_owned_group(int rank, std::vector<std::byte*> bases, std::size_t bytes_per_rank);
 
 }  // namespace clowder

@@ -24,8 +24,8 @@ namespace clowder {
 struct WorkspaceOptions {
   static constexpr std::int64_t kDefault = -1;
 
-  std::int64_t ring_rows = kDefault;   // rows that a pass holds at once; default: the larger of three chunks and a quarter
-                                       // of ceil(1.25 * max_tokens * K)
+  std::int64_t ring_rows = kDefault;   // rows that a pass holds at once; default: the larger of three chunks and a
+                                       // quarter of ceil(1.25 * max_tokens * K)
   std::int64_t saved_rows = kDefault;  // rows whose g and u are saved; the rest is recomputed in backward; default:
                                        // ceil(1.25 * max_tokens * K)
   std::int64_t chunk_rows = kDefault;  // grain of overlap
@@ -79,9 +79,9 @@ struct ForwardInputs {
   const bf16* x = nullptr;                 // [tokens, H]
   const float* topk_weights = nullptr;     // [tokens, K]
   std::vector<ExpertWeights> experts;
-  ExpertWeights shared;    // w1, w3 [Is, H], w2 [H, Is]
-  bf16* out = nullptr;     // [tokens, H]
-  SavedTensors saved;      // null pointers: nothing is saved
+  ExpertWeights shared;  // w1, w3 [Is, H], w2 [H, Is]
+  bf16* out = nullptr;   // [tokens, H]
+  SavedTensors saved;    // null pointers: nothing is saved
 };
 
 struct BackwardInputs {

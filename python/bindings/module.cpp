@@ -45,12 +45,16 @@ void bind(nb::module_& m) {
   nb::class_<VirtualWorkspace>(m, "VirtualWorkspace")
       .def(
           "__init__",
-          [](VirtualWorkspace* self, int ranks, std::int64_t hidden, std::int64_t intermediate, std::int32_t num_experts,
-             std::int32_t topk, std::int64_t max_tokens, std::int64_t shared_intermediate,
+          [](VirtualWorkspace* self, int ranks, std::int64_t hidden, std::int64_t intermediate,
+             std::int32_t num_experts, std::int32_t topk, std::int64_t max_tokens, std::int64_t shared_intermediate,
              const std::string& activation, std::int64_t ring_rows, std::int64_t saved_rows, std::int64_t chunk_rows,
              std::int32_t blocks, bool keep_x, double timeout_s, bool poison, std::uint64_t jitter_seed) {
-            const LayerShape shape{hidden,      intermediate, shared_intermediate,
-                                   num_experts, topk,         max_tokens,
+            const LayerShape shape{hidden,
+                                   intermediate,
+                                   shared_intermediate,
+                                   num_experts,
+                                   topk,
+                                   max_tokens,
                                    parse_activation_name(activation)};
             const WorkspaceOptions options{ring_rows, saved_rows, chunk_rows, blocks,
                                            keep_x,    timeout_s,  poison,     jitter_seed};

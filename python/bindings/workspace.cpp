@@ -20,8 +20,9 @@ void* at_element(Address address, std::int64_t offset, GradientMode mode) {
 
 void require(Address address, const char* name) {
   if (address == 0) {
-    throw Error(ErrorCode::kArgument, std::string(name) + ": a null address (a fake, meta or empty tensor); must be a "
-                                                          "tensor with memory");
+    throw Error(ErrorCode::kArgument, std::string(name) +
+                                          ": a null address (a fake, meta or empty tensor); must be a "
+                                          "tensor with memory");
   }
 }
 

@@ -1,5 +1,5 @@
-// A Workspace of virtual ranks for Python: addresses and counts come in, per-rank arguments go to the engine. The Python
-// side has checked shapes, types and contiguity; this side refuses null where the engine would read or write.
+// A Workspace of virtual ranks for Python: addresses and counts come in, per-rank arguments go to the engine. The
+// Python side has checked shapes, types and contiguity; this side refuses null where the engine would read or write.
 #pragma once
 
 #include <cstdint>

@@ -24,9 +24,7 @@ CLOWDER_HD_INLINE float bits_float(std::uint32_t bits) {
 #endif
 }
 
-CLOWDER_HD_INLINE float to_float(bf16 value) {
-  return bits_float(static_cast<std::uint32_t>(value.bits) << 16);
-}
+CLOWDER_HD_INLINE float to_float(bf16 value) { return bits_float(static_cast<std::uint32_t>(value.bits) << 16); }
 
 // Branch-free, so that compilers vectorise loops over it.
 CLOWDER_HD_INLINE bf16 to_bf16(float value) {

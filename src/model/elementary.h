@@ -12,7 +12,6 @@
 
 namespace clowder {
 
-
 // e^x to within 2 units in the last place; 0 and infinity beyond the range of binary32.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (remainder below 2^-27), and 2^n in two

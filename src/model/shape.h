@@ -8,8 +8,6 @@ namespace clowder {
 // Throws Error(kArgument) that names the offending argument. `num_ranks` is the EP size.
 void validate(const LayerShape& shape, int num_ranks);
 
-inline std::int32_t experts_per_rank(const LayerShape& shape, int num_ranks) {
-  return shape.num_experts / num_ranks;
-}
+inline std::int32_t experts_per_rank(const LayerShape& shape, int num_ranks) { return shape.num_experts / num_ranks; }
 
 }  // namespace clowder

@@ -1,7 +1,7 @@
 // The backward pass as tasks.
 //
-// Math queue: the shared expert's hidden gradient first; per chunk q [recompute and] hidden-gradient tiles of q, then the
-// input-gradient tiles of q-1, then the weight gradients of the experts that ended by q-1; last the shared expert's
+// Math queue: the shared expert's hidden gradient first; per chunk q [recompute and] hidden-gradient tiles of q, then
+// the input-gradient tiles of q-1, then the weight gradients of the experts that ended by q-1; last the shared expert's
 // weight gradients, which hide the last pushes, and the token sums.
 //
 // Rings are reused before an expert with many rows is complete, so weight gradients of the blocks that are about to be

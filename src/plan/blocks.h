@@ -50,10 +50,10 @@ CLOWDER_HD inline std::int32_t max_blocks(const ScheduleShape& shape, std::int32
 struct BlockTable {
   std::int32_t num_blocks = 0;
   std::int32_t num_chunks = 0;
-  std::int32_t num_experts = 0;              // of this rank
-  std::int32_t* block_expert = nullptr;      // local expert of a block
-  std::int32_t* block_row_begin = nullptr;   // its first row
-  std::int32_t* block_row_count = nullptr;   // its real rows, 1 to block_rows
+  std::int32_t num_experts = 0;             // of this rank
+  std::int32_t* block_expert = nullptr;     // local expert of a block
+  std::int32_t* block_row_begin = nullptr;  // its first row
+  std::int32_t* block_row_count = nullptr;  // its real rows, 1 to block_rows
   std::int32_t* expert_block_begin = nullptr;
   std::int32_t* chunk_begin = nullptr;
 
@@ -67,7 +67,8 @@ struct BlockTable {
 };
 
 template <class Word>
-CLOWDER_HD inline void build_blocks(const BasicScheduleView<Word>& schedule, std::int32_t block_rows, BlockTable& table) {
+CLOWDER_HD inline void build_blocks(const BasicScheduleView<Word>& schedule, std::int32_t block_rows,
+                                    BlockTable& table) {
   table.num_experts = schedule.shape.experts_per_rank();
   std::int32_t block = 0;
   for (std::int32_t e = 0; e < table.num_experts; ++e) {

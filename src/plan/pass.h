@@ -51,9 +51,7 @@ struct PassShape {
 
   // dw leaves with the first input-gradient tile, which is there also when dx is not needed.
   CLOWDER_HD std::int32_t input_tiles() const { return needs.x ? tiles.input : (needs.topk_weights ? 1 : 0); }
-  CLOWDER_HD std::int32_t input_sum_tiles() const {
-    return needs.x ? tiles.input_sum : (needs.topk_weights ? 1 : 0);
-  }
+  CLOWDER_HD std::int32_t input_sum_tiles() const { return needs.x ? tiles.input_sum : (needs.topk_weights ? 1 : 0); }
   CLOWDER_HD std::int32_t weight_tiles() const {
     return (needs.w13 ? tiles.weight13 : 0) + (needs.w2 ? tiles.weight2 : 0);
   }

@@ -1,6 +1,6 @@
 // The schedule of one rank: which rows its experts receive, in canonical order. It is built once a step from every
-// rank's topk_idx and serves forward, recompute and backward. Nothing in it depends on tuning (rings, chunks, tiles), so
-// it is what a layer saves.
+// rank's topk_idx and serves forward, recompute and backward. Nothing in it depends on tuning (rings, chunks, tiles),
+// so it is what a layer saves.
 //
 // Rows are unpadded: an expert's rows are contiguous, and row_source has one entry a real row. Padding to row blocks is
 // arithmetic (blocks.h).

@@ -74,7 +74,7 @@ struct Segment {
   // A weight-gradient task walks all blocks of its segment; every other task works on one.
   CLOWDER_HD std::int64_t num_tasks() const {
     return kind == TaskKind::kWeight || kind == TaskKind::kSharedWeight ? num_tiles
-                                                                       : std::int64_t{num_blocks} * num_tiles;
+                                                                        : std::int64_t{num_blocks} * num_tiles;
   }
   CLOWDER_HD bool uses_carry() const { return !(first_part && last_part); }
 };
