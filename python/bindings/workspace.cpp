@@ -1,8 +1,8 @@
 #include "workspace.h"
 
-#include <cmath>
-#include <cstdlib>
 #include <numeric>
+
+#include "model/activation/name.h"
 
 namespace clowder::python {
 namespace {
@@ -163,17 +163,6 @@ SavedTensors VirtualWorkspace::rank_saved(const SavedAddresses& saved, int rank,
           at<bf16>(saved.shared_gate_up, first_token * 2 * shape.shared_intermediate)};
 }
 
-Activation parse_activation_name(const std::string& name) {
-  if (name == "swiglu") return {};
-  const std::string prefix = "swiglu-clamp:";
-  if (name.compare(0, prefix.size(), prefix) == 0) {
-    char* end = nullptr;
-    const float limit = std::strtof(name.c_str() + prefix.size(), &end);
-    const bool is_whole = end != name.c_str() + prefix.size() && *end == '\0';
-    if (is_whole && limit > 0.0f && std::isfinite(limit)) return {ActivationKind::kSwigluClamp, limit};
-  }
-  throw Error(ErrorCode::kArgument,
-              "activation: \"" + name + "\", must be \"swiglu\" or \"swiglu-clamp:LIMIT\" with a limit above 0");
-}
+Activation parse_activation_name(const std::string& name) { return parse_activation(name); }
 
 }  // namespace clowder::python

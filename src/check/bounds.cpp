@@ -1,0 +1,291 @@
+#include "check/bounds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "check/compare.h"
+#include "check/route_statistics.h"
+#include "check/sensitivity.h"
+
+namespace clowder::check {
+namespace {
+
+// The chance that one of the measures of one tensor exceeds its bound by itself.
+constexpr double kChance = 1e-4;
+// Widths are finite, so g and u are Gaussian only nearly, and their variance differs a little from token to token.
+constexpr double kModelMargin = 1.02;
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+
+double square(double x) { return x * x; }
+double ratio(double a, double b, double otherwise) { return b > 0.0 ? a / b : otherwise; }
+
+// n of two causes of chance: 1 / n = 1 / a + 1 / b.
+double both(double a, double b) { return a > 0.0 && b > 0.0 ? 1.0 / (1.0 / a + 1.0 / b) : 0.0; }
+
+// The variances of a tensor's relative error, in units of c^2: what the hidden values carry, and what is rounded later.
+struct Variance {
+  double hidden = 0.0;
+  double later = 0.0;
+};
+
+// One part of a tensor.
+struct Part {
+  double hidden_values = 0.0;  // independent hidden values that it is made of
+  double elements = 0.0;       // independent elements
+  double parts = 1.0;          // parts like it
+};
+
+struct Bounder {
+  double fp32_error = 0.0;  // squared
+
+  double expected(const Variance& variance) const {
+    return std::sqrt(square(rounding_error()) * (variance.hidden + variance.later) + fp32_error);
+  }
+
+  double bound(const Variance& variance, const Propagation& hidden, const Part& part) const {
+    const double n = both(part.hidden_values * hidden.freedom, part.elements);
+    return bound(variance, ratio_factor(n, part.parts), ratio_factor(part.elements, part.parts));
+  }
+
+  double error_bound(const Variance& variance, const Propagation& hidden, const Part& part) const {
+    const double n = both(part.hidden_values * hidden.error_freedom, part.elements);
+    return bound(variance, error_factor(n, part.parts), error_factor(part.elements, part.parts));
+  }
+
+ private:
+  double bound(const Variance& variance, double hidden_factor, double later_factor) const {
+    return kModelMargin *
+           expected({variance.hidden * square(hidden_factor), variance.later * square(later_factor)});
+  }
+};
+
+class LayerBounder {
+ public:
+  LayerBounder(const Problem& problem, const GradientShares& shares)
+      : problem_(problem),
+        shares_(shares),
+        routes_(collect_statistics(problem)),
+        sensitivities_(compute_sensitivities(problem.shape.activation, problem.spec.scale)) {
+    const LayerShape& shape = problem.shape;
+    const double terms = static_cast<double>(shape.hidden + shape.intermediate + shape.shared_intermediate +
+                                             problem.tokens() * shape.topk);
+    bounder_.fp32_error = terms * 0x1p-48;
+  }
+
+  LayerBounds compute() const {
+    LayerBounds bounds;
+    const double s = sensitivities_.hidden.variance;
+    const double s_gradient = sensitivities_.hidden_gradient.variance;
+    const double cancellation = ratio(routes_.unmerged, routes_.routed.total(), 1.0);
+    const double total = routes_.tokens.total();
+    const double routed = ratio(routes_.routed.total(), total, 1.0);
+
+    bounds.out = bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)},
+                              {s, 2.0});
+    bounds.dx = bound_tokens(
+        sensitivities_.hidden_gradient,
+        {s_gradient, routed * (2.0 * std::max(1.0, cancellation) - 1.0) + 1.0 - ratio(routes_.copied_dx, total, 0.0)},
+        {s_gradient, 2.0 * routes_.worst_cancellation});
+    bounds.dtopk_weights = bound_topk_weights(s);
+
+    const double products = std::max(1.0, cancellation) - ratio(routes_.exact_products, routes_.routed.total(), 0.0);
+    bounds.dw13 = bound_w13({s_gradient, std::max(1.0, cancellation) - 1.0});
+    bounds.dw2 = bound_w2({s, std::max(0.0, products)});
+    bounds.dshared_w13 = bound_shared_w13();
+    bounds.dshared_w2 = bound_shared_w2();
+    return bounds;
+  }
+
+ private:
+  double hidden() const { return static_cast<double>(problem_.shape.hidden); }
+  double intermediate() const { return static_cast<double>(problem_.shape.intermediate); }
+  double shared_intermediate() const { return static_cast<double>(problem_.shape.shared_intermediate); }
+  double num_experts() const { return static_cast<double>(problem_.shape.num_experts); }
+  double tokens() const { return static_cast<double>(problem_.tokens()); }
+  static double blocks(double columns) { return std::ceil(columns / kColumnBlock); }
+
+  // out and dx, [T, H]. `row` holds the variances of the worst token.
+  TensorBounds bound_tokens(const Propagation& propagation, const Variance& variance, const Variance& row) const {
+    const double count = routes_.hidden.count();
+    const Part tensor{count, routes_.tokens.count() * hidden(), 1.0};
+    const Part columns{count, routes_.tokens.count() * kColumnBlock, blocks(hidden())};
+    const Part one_row{routes_.fewest_hidden, hidden(), tokens()};
+    TensorBounds bounds;
+    bounds.expected = bounder_.expected(variance);
+    bounds.rel = bounder_.bound(variance, propagation, tensor);
+    bounds.column_block = bounder_.bound(variance, propagation, columns);
+    bounds.row = bounder_.bound(row, propagation, one_row);
+    bounds.row_error = std::sqrt(routes_.largest_token) * bounder_.error_bound(row, propagation, one_row);
+    bounds.expert = bounds.rel;
+    return bounds;
+  }
+
+  TensorBounds bound_topk_weights(double s) const {
+    const Variance variance{s, 0.0};
+    const Propagation& propagation = sensitivities_.hidden;
+    const Part tensor{routes_.routes * intermediate(), routes_.routes, 1.0};
+    const Part one_row{routes_.fewest_routes * intermediate(), routes_.fewest_routes, tokens()};
+    TensorBounds bounds;
+    bounds.expected = bounder_.expected(variance);
+    bounds.rel = bounder_.bound(variance, propagation, tensor);
+    bounds.column_block = bounds.rel;  // K <= 16: one block
+    bounds.row = bounder_.bound(variance, propagation, one_row);
+    const double largest = static_cast<double>(problem_.shape.topk) * tokens() / std::max(1.0, routes_.routes);
+    bounds.row_error = std::sqrt(std::max(1.0, largest)) * bounder_.error_bound(variance, propagation, one_row);
+    bounds.expert = bounds.rel;
+    return bounds;
+  }
+
+  // The rows of the expert that has the fewest, and how much its rows cancel at the worst.
+  struct SmallestExpert {
+    double rows = 0.0;
+    double cancellation = 1.0;
+  };
+
+  SmallestExpert smallest_expert() const {
+    SmallestExpert smallest;
+    for (const ExpertStatistics& expert : routes_.experts) {
+      const double rows = expert.rows.count();
+      if (rows == 0.0) continue;
+      if (smallest.rows == 0.0 || rows < smallest.rows) smallest.rows = rows;
+      smallest.cancellation = std::max(smallest.cancellation, expert.unmerged / expert.rows.total());
+    }
+    return smallest;
+  }
+
+  // Experts, as far as a sum over all of them averages.
+  double averaging_experts() const {
+    Energy experts;
+    for (const ExpertStatistics& expert : routes_.experts) experts.add(expert.rows.total(), 1.0);
+    return experts.count();
+  }
+
+  double rounds_gradient() const { return is_bf16(problem_.spec.gradient_mode) ? 1.0 : 0.0; }
+
+  // What becomes of a gradient's variances when it is written, or added to what is there.
+  Variance stored(const Variance& variance, double share, double roundings) const {
+    return {share * variance.hidden, share * variance.later + roundings};
+  }
+
+  struct WeightParts {
+    Part tensor, columns, row, expert;
+  };
+
+  TensorBounds bound_weights(const Propagation& propagation, const Variance& whole, const Variance& expert,
+                             const Variance& row, const WeightParts& parts) const {
+    TensorBounds bounds;
+    bounds.expected = bounder_.expected(whole);
+    bounds.rel = bounder_.bound(whole, propagation, parts.tensor);
+    bounds.column_block = bounder_.bound(whole, propagation, parts.columns);
+    bounds.expert = bounder_.bound(expert, propagation, parts.expert);
+    bounds.row = bounder_.bound(row, propagation, parts.row);
+    bounds.row_error = bounder_.error_bound(row, propagation, parts.row);
+    return bounds;
+  }
+
+  TensorBounds bound_w13(const Variance& variance) const {
+    const double rows = routes_.routed.count();
+    const double experts = averaging_experts();
+    const SmallestExpert smallest = smallest_expert();
+    const double outputs = 2.0 * intermediate();
+    const WeightParts parts{
+        {rows * intermediate(), experts * outputs * hidden(), 1.0},
+        {rows * intermediate(), experts * outputs * kColumnBlock, blocks(hidden())},
+        {smallest.rows, hidden(), num_experts() * outputs},
+        {smallest.rows * intermediate(), outputs * hidden(), num_experts()},
+    };
+    const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
+    const double rounds = rounds_gradient();
+    const double later = smallest.cancellation - 1.0;
+    return bound_weights(sensitivities_.hidden_gradient, stored(variance, shares_.w13, rounds),
+                         stored({variance.hidden, later}, 1.0, rounds), stored({row_variance, later}, 1.0, rounds),
+                         parts);
+  }
+
+  TensorBounds bound_w2(const Variance& variance) const {
+    const double rows = routes_.routed.count();
+    const double experts = averaging_experts();
+    const SmallestExpert smallest = smallest_expert();
+    const WeightParts parts{
+        {rows * intermediate(), experts * hidden() * intermediate(), 1.0},
+        {rows * kColumnBlock, experts * hidden() * kColumnBlock, blocks(intermediate())},
+        {smallest.rows * intermediate(), intermediate(), num_experts() * hidden()},
+        {smallest.rows * intermediate(), hidden() * intermediate(), num_experts()},
+    };
+    const double rounds = rounds_gradient();
+    const Variance expert{variance.hidden, smallest.cancellation};
+    return bound_weights(sensitivities_.hidden, stored(variance, shares_.w2, rounds), stored(expert, 1.0, rounds),
+                         stored(expert, 1.0, rounds), parts);
+  }
+
+  // Ranks' gradients are rounded, and their sum once more.
+  double shared_roundings() const { return rounds_gradient() * (problem_.spec.num_ranks() > 1 ? 2.0 : 1.0); }
+
+  TensorBounds bound_shared_w13() const {
+    const double outputs = 2.0 * shared_intermediate();
+    const double values = tokens() * shared_intermediate();
+    const WeightParts parts{
+        {values, outputs * hidden(), 1.0},
+        {values, outputs * kColumnBlock, blocks(hidden())},
+        {tokens(), hidden(), outputs},
+        {values, outputs * hidden(), 1.0},
+    };
+    const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
+    const double rounds = shared_roundings();
+    const Variance variance = stored({sensitivities_.hidden_gradient.variance, 0.0}, shares_.shared_w13, rounds);
+    return bound_weights(sensitivities_.hidden_gradient, variance, variance, stored({row_variance, 0.0}, 1.0, rounds),
+                         parts);
+  }
+
+  TensorBounds bound_shared_w2() const {
+    const double values = tokens() * shared_intermediate();
+    const WeightParts parts{
+        {values, hidden() * shared_intermediate(), 1.0},
+        {tokens() * kColumnBlock, hidden() * kColumnBlock, blocks(shared_intermediate())},
+        {values, shared_intermediate(), hidden()},
+        {values, hidden() * shared_intermediate(), 1.0},
+    };
+    const double rounds = shared_roundings();
+    const Variance variance = stored({sensitivities_.hidden.variance, 0.0}, shares_.shared_w2, rounds);
+    return bound_weights(sensitivities_.hidden, variance, variance,
+                         stored({sensitivities_.hidden.variance, 0.0}, 1.0, rounds), parts);
+  }
+
+  const Problem& problem_;
+  GradientShares shares_;
+  RouteStatistics routes_;
+  Sensitivities sensitivities_;
+  Bounder bounder_;
+};
+
+}  // namespace
+
+double rounding_error() { return 0x1p-7 * std::sqrt(3.0 / (8.0 * std::log(2.0)) / 12.0); }
+
+double ratio_factor(double n, double parts) {
+  if (n <= 0.0) return kUnbounded;
+  const double exponent = std::log(std::max(1.0, parts) / kChance) / n;
+  // acosh(e^t) is t + ln 2 where e^t is too large to square.
+  const double logarithm = exponent > 30.0 ? exponent + std::log(2.0) : std::acosh(std::exp(exponent));
+  return std::exp(logarithm);
+}
+
+double error_factor(double n, double parts) {
+  if (n <= 0.0) return kUnbounded;
+  const double target = 2.0 * std::log(std::max(1.0, parts) / kChance) / n;
+  double low = 1.0;
+  double high = 2.0 + 2.0 * target;  // q - 1 - ln q >= q / 2 - ln 2 for q >= 2
+  while (high - 1.0 - std::log(high) < target) high *= 2.0;
+  for (int step = 0; step < 200; ++step) {
+    const double middle = 0.5 * (low + high);
+    (middle - 1.0 - std::log(middle) < target ? low : high) = middle;
+  }
+  return std::sqrt(high);
+}
+
+LayerBounds compute_bounds(const Problem& problem, const GradientShares& shares) {
+  return LayerBounder(problem, shares).compute();
+}
+
+}  // namespace clowder::check

@@ -1,0 +1,73 @@
+// Bounds on how far an engine may be from the fp64 reference, derived from where the layer rounds.
+//
+// **One rounding.** Rounding to bf16 keeps 8 significant bits. A value with mantissa m in [1, 2) gets an error that is
+// uniform over one unit in the last place, 2^-7 of the power of two below: its square is 2^-14 / 12 on average, relative to
+// the value's square 2^-14 / (12 m^2). Values that spread over several octaves, Gaussian ones included, have mantissas
+// that are uniform in their logarithm, where 1 / m^2 is 3 / (8 ln 2) = 0.541 on average. Hence the relative error of one
+// rounding is c = 2^-7 sqrt(0.541 / 12) = 1.659e-3, whatever the scale.
+//
+// **A tensor.** Errors of different roundings are independent of each other and of the weights that values are multiplied
+// with next, so a matrix product passes the relative error of its operand on, and squares of relative errors add up. In
+// units of c^2, with S and S' the variances of h and of [dg, du] (sensitivity.h; 3.46 and 2.28 for SwiGLU of unit Gaussians):
+//
+//   out             S + 1 (y) + 1 (out)          dw2             S + 1 (wh), + 1 if it is bf16
+//   dx              S' + 1 (dx of a slot) + 1    dw13            S', + 1 if it is bf16
+//   dtopk_weights   S                            dshared_w2      S, + 1 if it is bf16
+//   accumulated     share of the gradient in the sum's square * (that in fp32), + 1 if it is bf16
+//
+// A rounding that cannot err does not count: of a sum of one slot, or of a product with a power of two. The shared expert's
+// contributions to out and dx are not rounded before the sum. fp32 sums of n terms add n * 2^-48.
+//
+// **Chance.** ||error|| / ||reference|| over a part with few values strays from its mean. Let n count its independent
+// contributions, as degrees of freedom: 1 / n = 1 / (hidden values * freedom) + 1 / (elements), with `freedom` from
+// sensitivity.h. The ratio's square spreads like an F variable with n degrees of freedom in both parts, for which Chernoff's
+// inequality gives P(ratio > mean * r) <= cosh(ln r)^-n. Among N parts, none is above with probability 1 - p if
+//
+//   r = exp(acosh((N / p)^(1 / n))),
+//
+// about 1 + sqrt(2 ln(N / p) / n) where n is large, and without limit where n is small: a row of one element may be 0 by
+// chance. So rows are also judged by their error alone, relative to the typical row; then the error's chi-squared
+// distribution bounds r^2 by the q > 1 that solves n / 2 (q - 1 - ln q) = ln(N / p).
+#pragma once
+
+#include "check/problem.h"
+
+namespace clowder::check {
+
+// c above.
+double rounding_error();
+
+// Factors r of the two formulas above, for one part of `parts` with n degrees of freedom.
+double ratio_factor(double n, double parts);
+double error_factor(double n, double parts);
+
+struct TensorBounds {
+  double expected = 0.0;  // of `rel`, without chance
+  double rel = 0.0;
+  double column_block = 0.0;
+  double row = 0.0;
+  double expert = 0.0;
+  double row_error = 0.0;
+};
+
+struct LayerBounds {
+  TensorBounds out;
+  TensorBounds dx;
+  TensorBounds dtopk_weights;
+  TensorBounds dw13;
+  TensorBounds dw2;
+  TensorBounds dshared_w13;
+  TensorBounds dshared_w2;
+};
+
+// For accumulated gradients: ||gradient||^2 / ||main_grad + gradient||^2 of the reference.
+struct GradientShares {
+  double w13 = 1.0;
+  double w2 = 1.0;
+  double shared_w13 = 1.0;
+  double shared_w2 = 1.0;
+};
+
+LayerBounds compute_bounds(const Problem& problem, const GradientShares& shares);
+
+}  // namespace clowder::check

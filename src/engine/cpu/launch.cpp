@@ -1,0 +1,185 @@
+#include "engine/cpu/launch.h"
+
+#include <algorithm>
+#include <exception>
+#include <random>
+#include <thread>
+
+#include "engine/cpu/buffer.h"
+#include "engine/cpu/kernels.h"
+#include "observe/backoff.h"
+#include "plan/dependencies.h"
+
+namespace clowder::cpu {
+namespace {
+
+const char* pass_name(plan::Pass pass) {
+  switch (pass) {
+    case plan::Pass::kSchedule:
+      return "schedule";
+    case plan::Pass::kForward:
+      return "forward";
+    case plan::Pass::kBackward:
+      return "backward";
+  }
+  return "unknown pass";
+}
+
+// Random delays around tasks, to shake interleavings.
+class Jitter {
+ public:
+  Jitter(std::uint64_t seed, int worker) : is_on_(seed != 0), random_(seed + 0x9e3779b97f4a7c15u * (worker + 1u)) {}
+
+  void delay() {
+    constexpr int kMostMicroseconds = 100;
+    if (!is_on_ || random_() % 4 != 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % kMostMicroseconds));
+  }
+
+ private:
+  bool is_on_;
+  std::mt19937_64 random_;
+};
+
+}  // namespace
+
+// Polls one condition after the other; after the first that does not come true, ok() is false.
+class Launch::Waiter {
+ public:
+  Waiter(Launch& launch, const plan::Task& task) : launch_(launch), task_(task) {}
+
+  bool ok() const { return ok_; }
+
+  void counter(plan::CounterKind kind, std::int64_t index, std::int32_t at_least) {
+    const Counter& counter = launch_.counters_[static_cast<std::size_t>(task_.rank())].at(kind, index);
+    if (poll([&] { return counter.load(std::memory_order_acquire) >= at_least; })) return;
+    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
+    launch_.report(task_, rank, "earlier tasks", false);
+  }
+
+  void flags(plan::FlagKind kind) {
+    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
+    const RankMemory& own = launch_.memory_[static_cast<std::size_t>(rank)];
+    for (int peer = 0; peer < own.num_ranks && ok_; ++peer) {
+      const auto flag = own.flag(kind, peer);
+      // Epochs may wrap around: their distance says which is later.
+      const auto is_raised = [&] {
+        return static_cast<std::int32_t>(flag.load(std::memory_order_acquire) - launch_.epoch_) >= 0;
+      };
+      if (!poll(is_raised)) launch_.report(task_, peer, plan::to_string(kind), true);
+    }
+  }
+
+ private:
+  template <class Condition>
+  bool poll(const Condition& condition) {
+    Backoff backoff;
+    while (ok_ && !condition()) {
+      if (backoff.pause() && launch_.watchdog_.expired()) ok_ = false;
+    }
+    return ok_;
+  }
+
+  Launch& launch_;
+  const plan::Task& task_;
+  bool ok_ = true;
+};
+
+class Launch::Signaller {
+ public:
+  Signaller(Launch& launch, const plan::Task& task) : launch_(launch), task_(task) {}
+
+  void counter(plan::CounterKind kind, std::int64_t index) {
+    launch_.counters_[static_cast<std::size_t>(task_.rank())].at(kind, index).fetch_add(1, std::memory_order_acq_rel);
+  }
+
+  void flags(plan::FlagKind kind) {
+    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
+    for (const RankMemory& reader : launch_.memory_) {
+      reader.flag(kind, rank).store(launch_.epoch_, std::memory_order_release);
+    }
+  }
+
+ private:
+  Launch& launch_;
+  const plan::Task& task_;
+};
+
+Launch::Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch,
+               const LaunchOptions& options)
+    : plan_(plan),
+      memory_(memory),
+      epoch_(epoch),
+      options_(options),
+      counters_(plan.ranks().size()),
+      watchdog_(options.timeout_s) {
+  for (std::size_t r = 0; r < counters_.size(); ++r) {
+    for (int kind = 0; kind < plan::kNumCounterKinds; ++kind) {
+      const std::int64_t count =
+          plan::num_counters(plan.shape(), plan.ranks()[r], static_cast<plan::CounterKind>(kind));
+      counters_[r].of_kind[kind] = std::make_unique<Counter[]>(static_cast<std::size_t>(count));
+    }
+  }
+}
+
+void Launch::run(TaskBodies& bodies) {
+  const auto workers_of = [&](const plan::Queue& queue) {
+    return static_cast<int>(std::min<std::int64_t>(options_.blocks, queue.num_tickets));
+  };
+  const plan::Queue math = plan_.math();
+  const plan::Queue copy = plan_.copy();
+  std::vector<std::jthread> threads;
+  int worker = 0;
+  for (int i = 0; i < workers_of(copy); ++i, ++worker) {
+    threads.emplace_back([&, worker] { work(copy, next_copy_, worker, bodies); });
+  }
+  for (int i = 0; i < workers_of(math); ++i, ++worker) {
+    threads.emplace_back([&, worker] { work(math, next_math_, worker, bodies); });
+  }
+  threads.clear();  // joins
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker, TaskBodies& bodies) try {
+  Buffer<float> memory;
+  memory.reserve((options_.panel_terms + kScratchSums) * kLanes);
+  const Scratch scratch{memory.data() + kScratchSums * kLanes, memory.data()};
+  Jitter jitter(options_.jitter_seed, worker);
+  std::int64_t cursor = 0;
+  while (true) {
+    const std::int64_t ticket = next_ticket.fetch_add(1, std::memory_order_relaxed);
+    if (ticket >= queue.num_tickets || watchdog_.must_leave()) return;
+    const plan::Task task = plan::find_task(queue, ticket, cursor);
+    jitter.delay();
+    if (!wait(task)) return;
+    bodies.execute(task, scratch);
+    jitter.delay();
+    signal(task);
+    watchdog_.note_progress();
+  }
+} catch (...) {
+  watchdog_.make_all_leave();
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::current_exception();
+}
+
+bool Launch::wait(const plan::Task& task) {
+  Waiter waiter(*this, task);
+  plan::visit_waits(plan_.shape(), plan_.ranks()[static_cast<std::size_t>(task.rank())], task, waiter);
+  return waiter.ok();
+}
+
+void Launch::signal(const plan::Task& task) {
+  Signaller signaller(*this, task);
+  plan::visit_signals(task, signaller);
+}
+
+// A wait for a peer says more than one for the rank's own tasks, which mostly wait for a peer in turn: it stands first.
+void Launch::report(const plan::Task& task, int waited_for, const std::string& condition, bool is_peer) {
+  const WaitReport report{plan_.ranks()[static_cast<std::size_t>(task.rank())].rank, waited_for,
+                          pass_name(plan_.shape().pass), plan::to_string(task.kind()), condition};
+  const std::lock_guard lock(mutex_);
+  reports_.insert(is_peer ? reports_.begin() : reports_.end(), report);
+}
+
+}  // namespace clowder::cpu

@@ -1,0 +1,76 @@
+// Runs a plan on threads. A block is a pair of threads: a math worker and a copy agent. Each takes tickets of its queue,
+// waits for what the plan says, does the task, and signals what the plan says.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "clowder/layer.h"
+#include "engine/cpu/pass_plan.h"
+#include "engine/cpu/symmetric_layout.h"
+#include "observe/watchdog.h"
+
+namespace clowder::cpu {
+
+// A worker's own memory for tiles.
+struct Scratch {
+  float* panel;  // [most terms of a product][kLanes]
+  float* sums;   // [kScratchSums][kLanes]
+};
+inline constexpr int kScratchSums = 5 * 128;
+
+// What the tasks of a pass do.
+class TaskBodies {
+ public:
+  virtual ~TaskBodies() = default;
+  virtual void execute(const plan::Task& task, const Scratch& scratch) = 0;
+};
+
+struct LaunchOptions {
+  int blocks = 1;
+  double timeout_s = 60.0;
+  std::uint64_t jitter_seed = 0;
+  std::int64_t panel_terms = 0;
+};
+
+class Launch {
+ public:
+  // `memory` has every rank's part of the symmetric memory; `epoch` is this pass's number among its kind.
+  Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch, const LaunchOptions& options);
+
+  // Returns when every task has ended or every worker has left; then reports() says why. Rethrows what a task throws.
+  void run(TaskBodies& bodies);
+
+  const std::vector<WaitReport>& reports() const { return reports_; }
+
+ private:
+  class Waiter;
+  class Signaller;
+  using Counter = std::atomic<std::int32_t>;
+  struct Counters {
+    std::unique_ptr<Counter[]> of_kind[plan::kNumCounterKinds];
+    Counter& at(plan::CounterKind kind, std::int64_t index) { return of_kind[static_cast<int>(kind)][index]; }
+  };
+
+  void work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker, TaskBodies& bodies);
+  bool wait(const plan::Task& task);
+  void signal(const plan::Task& task);
+  void report(const plan::Task& task, int waited_for, const std::string& condition, bool is_peer);
+
+  const PassPlan& plan_;
+  const std::vector<RankMemory>& memory_;
+  std::uint32_t epoch_;
+  LaunchOptions options_;
+  std::vector<Counters> counters_;  // of each rank of the launch
+  std::atomic<std::int64_t> next_math_{0};
+  std::atomic<std::int64_t> next_copy_{0};
+  Watchdog watchdog_;
+
+  std::mutex mutex_;  // of what follows
+  std::vector<WaitReport> reports_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace clowder::cpu

@@ -1,0 +1,213 @@
+#include "model/reference.h"
+
+#include "model/activation/dispatch.h"
+#include "model/bf16.h"
+#include "model/matrix_product.h"
+#include "model/parallel.h"
+
+namespace clowder {
+namespace {
+
+using Matrix = std::vector<double>;
+
+Matrix make_matrix(std::int64_t rows, std::int64_t columns) {
+  return Matrix(static_cast<std::size_t>(rows * columns), 0.0);
+}
+
+double round_to_bf16(double value) { return static_cast<double>(to_float(to_bf16(static_cast<float>(value)))); }
+
+// Activations as the reference takes them: where the bf16 value is clamped, so is the exact one, and nowhere else.
+GatedGradient<double> masked_gradient(const Swiglu& activation, double g, double u) {
+  return activation.gradient(g, u);
+}
+
+GatedGradient<double> masked_gradient(const SwigluClamp& activation, double g, double u) {
+  const double limit = static_cast<double>(activation.limit);
+  const double rounded_u = round_to_bf16(u);
+  const bool g_clamped = round_to_bf16(g) > limit;
+  const bool u_clamped = rounded_u > limit || rounded_u < -limit;
+  if (g_clamped) g = limit;
+  if (u_clamped) u = rounded_u > 0.0 ? limit : -limit;
+  GatedGradient<double> result = Swiglu{}.gradient(g, u);
+  if (g_clamped) result.dg = 0.0;
+  if (u_clamped) result.du = 0.0;
+  return result;
+}
+
+// One expert's two matrices.
+struct ExpertView {
+  const bf16* w13;
+  const bf16* w2;
+  std::int64_t intermediate;
+};
+
+// A row of an expert: the global token, its slot, and the slot's weight. A shared expert's rows have slot -1 and
+// weight 1.
+struct Row {
+  std::int64_t token;
+  std::int64_t slot;
+  double weight;
+};
+
+class Reference {
+ public:
+  Reference(const ReferenceInputs& inputs, int threads)
+      : inputs_(inputs), threads_(threads), hidden_(inputs.shape.hidden), topk_(inputs.shape.topk) {
+    const LayerShape& shape = inputs.shape;
+    tokens_ = static_cast<std::int64_t>(inputs.topk_idx.size()) / topk_;
+    results_.out = make_matrix(tokens_, hidden_);
+    if (!has_backward()) return;
+    results_.dx = make_matrix(tokens_, hidden_);
+    results_.dtopk_weights = make_matrix(tokens_, topk_);
+    results_.dw13 = make_matrix(shape.num_experts, 2 * shape.intermediate * hidden_);
+    results_.dw2 = make_matrix(shape.num_experts, shape.intermediate * hidden_);
+    results_.dshared_w13 = make_matrix(2 * shape.shared_intermediate, hidden_);
+    results_.dshared_w2 = make_matrix(shape.shared_intermediate, hidden_);
+  }
+
+  ReferenceResults run() {
+    const std::int64_t intermediate = inputs_.shape.intermediate;
+    const std::vector<std::vector<Row>> rows = rows_of_experts();
+    for (std::int32_t e = 0; e < inputs_.shape.num_experts; ++e) {
+      const std::int64_t size = e * intermediate * hidden_;
+      const ExpertView expert{inputs_.w13.data() + 2 * size, inputs_.w2.data() + size, intermediate};
+      run_expert(expert, rows[static_cast<std::size_t>(e)], results_.dw13.data() + 2 * size,
+                 results_.dw2.data() + size);
+    }
+    if (inputs_.shape.shared_intermediate > 0) run_shared_expert();
+    return std::move(results_);
+  }
+
+ private:
+  bool has_backward() const { return !inputs_.dout.empty(); }
+
+  std::vector<std::vector<Row>> rows_of_experts() const {
+    std::vector<std::vector<Row>> rows(static_cast<std::size_t>(inputs_.shape.num_experts));
+    for (std::int64_t slot = 0; slot < tokens_ * topk_; ++slot) {
+      const std::int32_t id = inputs_.topk_idx[static_cast<std::size_t>(slot)];
+      if (id < 0 || id >= inputs_.shape.num_experts) continue;
+      const double weight = static_cast<double>(inputs_.topk_weights[static_cast<std::size_t>(slot)]);
+      rows[static_cast<std::size_t>(id)].push_back({slot / topk_, slot, weight});
+    }
+    return rows;
+  }
+
+  void run_shared_expert() {
+    std::vector<Row> rows;
+    for (std::int64_t token = 0; token < tokens_; ++token) rows.push_back({token, -1, 1.0});
+    const ExpertView expert{inputs_.shared_w13.data(), inputs_.shared_w2.data(), inputs_.shape.shared_intermediate};
+    run_expert(expert, rows, results_.dshared_w13.data(), results_.dshared_w2.data());
+  }
+
+  Matrix gather(std::span<const bf16> tensor, const std::vector<Row>& rows) const {
+    Matrix gathered = make_matrix(static_cast<std::int64_t>(rows.size()), hidden_);
+    double* target = gathered.data();
+    for (const Row& row : rows) {
+      const bf16* source = tensor.data() + row.token * hidden_;
+      for (std::int64_t j = 0; j < hidden_; ++j) *target++ = static_cast<double>(to_float(source[j]));
+    }
+    return gathered;
+  }
+
+  // target[token] += scale(row) * source[row]
+  template <class Scale>
+  void scatter_add(const Matrix& source, const std::vector<Row>& rows, Matrix& target, const Scale& scale) const {
+    const double* from = source.data();
+    for (const Row& row : rows) {
+      double* to = target.data() + row.token * hidden_;
+      const double factor = scale(row);
+      for (std::int64_t j = 0; j < hidden_; ++j) to[j] += factor * *from++;
+    }
+  }
+
+  // What the activation makes of one expert's rows, each [rows, I].
+  struct Hidden {
+    Matrix h, dg, du;
+  };
+
+  Hidden activate(const ExpertView& expert, const Matrix& x, std::int64_t rows) const {
+    const std::int64_t width = expert.intermediate;
+    Hidden hidden{make_matrix(rows, width), make_matrix(rows, width), make_matrix(rows, width)};
+    const ProductShape product{rows, width, hidden_};
+    const auto x_view = row_major(x.data(), hidden_);
+    const bf16* w3 = expert.w13 + width * hidden_;
+    multiply_add(product, x_view, row_major(expert.w13, hidden_).transposed(), hidden.dg.data(), threads_);
+    multiply_add(product, x_view, row_major(w3, hidden_).transposed(), hidden.du.data(), threads_);
+    with_activation(inputs_.shape.activation, [&](const auto& activation) {
+      parallel_for(rows, threads_, [&](std::int64_t row) {
+        for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
+          const auto index = static_cast<std::size_t>(i);
+          const GatedGradient<double> f = masked_gradient(activation, hidden.dg[index], hidden.du[index]);
+          hidden.h[index] = f.value;
+          hidden.dg[index] = f.dg;
+          hidden.du[index] = f.du;
+        }
+      });
+    });
+    return hidden;
+  }
+
+  void run_expert(const ExpertView& expert, const std::vector<Row>& rows, double* dw13, double* dw2) {
+    const auto count = static_cast<std::int64_t>(rows.size());
+    if (count == 0) return;
+    const Matrix x = gather(inputs_.x, rows);
+    Hidden hidden = activate(expert, x, count);
+    Matrix y = make_matrix(count, hidden_);
+    const std::int64_t width = expert.intermediate;
+    multiply_add({count, hidden_, width}, row_major(hidden.h.data(), width), row_major(expert.w2, width).transposed(),
+                 y.data(), threads_);
+    scatter_add(y, rows, results_.out, [](const Row& row) { return row.weight; });
+    if (has_backward()) run_expert_backward(expert, rows, x, hidden, dw13, dw2);
+  }
+
+  // Turns hidden.h into w h, and the derivatives in hidden.dg and hidden.du into the gradients of g and u.
+  void run_expert_backward(const ExpertView& expert, const std::vector<Row>& rows, const Matrix& x, Hidden& hidden,
+                           double* dw13, double* dw2) {
+    const auto count = static_cast<std::int64_t>(rows.size());
+    const std::int64_t width = expert.intermediate;
+    const Matrix dy = gather(inputs_.dout, rows);
+    Matrix dh = make_matrix(count, width);
+    multiply_add({count, width, hidden_}, row_major(dy.data(), hidden_), row_major(expert.w2, width), dh.data(),
+                 threads_);
+    for (std::int64_t r = 0; r < count; ++r) {
+      const Row& row = rows[static_cast<std::size_t>(r)];
+      double dw = 0.0;
+      for (std::int64_t i = r * width; i < (r + 1) * width; ++i) {
+        const auto index = static_cast<std::size_t>(i);
+        dw += dh[index] * hidden.h[index];
+        hidden.dg[index] *= row.weight * dh[index];
+        hidden.du[index] *= row.weight * dh[index];
+        hidden.h[index] *= row.weight;
+      }
+      if (row.slot >= 0) results_.dtopk_weights[static_cast<std::size_t>(row.slot)] = dw;
+    }
+
+    const auto dg = row_major(hidden.dg.data(), width);
+    const auto du = row_major(hidden.du.data(), width);
+    const auto x_view = row_major(x.data(), hidden_);
+    const std::int64_t size = width * hidden_;
+    Matrix dx = make_matrix(count, hidden_);
+    multiply_add({count, hidden_, width}, dg, row_major(expert.w13, hidden_), dx.data(), threads_);
+    multiply_add({count, hidden_, width}, du, row_major(expert.w13 + size, hidden_), dx.data(), threads_);
+    scatter_add(dx, rows, results_.dx, [](const Row&) { return 1.0; });
+    multiply_add({width, hidden_, count}, dg.transposed(), x_view, dw13, threads_);
+    multiply_add({width, hidden_, count}, du.transposed(), x_view, dw13 + size, threads_);
+    multiply_add({hidden_, width, count}, row_major(dy.data(), hidden_).transposed(),
+                 row_major(hidden.h.data(), width), dw2, threads_);
+  }
+
+  const ReferenceInputs& inputs_;
+  int threads_;
+  std::int64_t hidden_;
+  std::int64_t topk_;
+  std::int64_t tokens_ = 0;
+  ReferenceResults results_;
+};
+
+}  // namespace
+
+ReferenceResults compute_reference(const ReferenceInputs& inputs, int threads) {
+  return Reference(inputs, threads).run();
+}
+
+}  // namespace clowder
