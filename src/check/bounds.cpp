@@ -55,8 +55,10 @@ struct Bounder {
 
  private:
   double bound(const Variance& variance, double hidden_factor, double later_factor) const {
-    return kModelMargin *
-           expected({variance.hidden * square(hidden_factor), variance.later * square(later_factor)});
+    // A variance of 0 stays 0 beside a factor without limit.
+    const double of_hidden = variance.hidden > 0.0 ? variance.hidden * square(hidden_factor) : 0.0;
+    const double of_later = variance.later > 0.0 ? variance.later * square(later_factor) : 0.0;
+    return kModelMargin * expected({of_hidden, of_later});
   }
 };
 

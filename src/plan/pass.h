@@ -79,8 +79,9 @@ CLOWDER_HD inline std::int32_t token_blocks(const PassShape& shape, const RankPa
   return ceil_div(rank.num_tokens, shape.ring.block_rows);
 }
 
-// How many counters of a kind one rank needs.
+// How many counters of a kind one rank needs; a schedule pass needs none.
 CLOWDER_HD inline std::int64_t num_counters(const PassShape& shape, const RankPass& rank, CounterKind kind) {
+  if (shape.pass == Pass::kSchedule) return 0;
   switch (kind) {
     case CounterKind::kPulled:
     case CounterKind::kUp:
