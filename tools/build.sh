@@ -13,7 +13,8 @@ for program in cmake ninja; do
 done
 
 key="$CXX $python"
-if [[ ! -f $folder/build.ninja || CMakePresets.json -nt $stamp || $(cat "$stamp" 2>/dev/null) != "$key" ]]; then
+# ninja sees to later changes of CMakeLists.txt; without a build, only configuring again does.
+if [[ ${2:-} == --configure-only || ! -f $folder/build.ninja || CMakePresets.json -nt $stamp || $(cat "$stamp" 2>/dev/null) != "$key" ]]; then
   mkdir -p "$folder"
   if ! cmake --fresh --preset "$preset" -DPython_EXECUTABLE="$python" >"$folder/configure.log" 2>&1; then
     # CMake wraps its messages.

@@ -14,7 +14,9 @@ namespace {
 // The chance that one of the measures of one tensor exceeds its bound by itself.
 constexpr double kChance = 1e-4;
 // Widths are finite, so g and u are Gaussian only nearly, and their variance differs a little from token to token.
-constexpr double kModelMargin = 1.02;
+constexpr double kModelMargin = 1.01;
+// What rounding a sum of two bf16 values counts above 1.
+constexpr double kPairExcess = 1.0 / 6.0;
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 double square(double x) { return x * x; }
@@ -85,10 +87,11 @@ class LayerBounder {
 
     bounds.out = bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)},
                               {s, 2.0});
-    bounds.dx = bound_tokens(
-        sensitivities_.hidden_gradient,
-        {s_gradient, routed * (2.0 * std::max(1.0, cancellation) - 1.0) + 1.0 - ratio(routes_.copied_dx, total, 0.0)},
-        {s_gradient, 2.0 * routes_.worst_cancellation});
+    const double slots = routed * (2.0 * std::max(1.0, cancellation) - 1.0);
+    const double sum =
+        1.0 - ratio(routes_.copied_dx, total, 0.0) + kPairExcess * ratio(routes_.paired_dx, total, 0.0);
+    bounds.dx = bound_tokens(sensitivities_.hidden_gradient, {s_gradient, slots + sum},
+                             {s_gradient, 2.0 * routes_.worst_cancellation + kPairExcess});
     bounds.dtopk_weights = bound_topk_weights(s);
 
     const double products = std::max(1.0, cancellation) - ratio(routes_.exact_products, routes_.routed.total(), 0.0);
@@ -222,7 +225,10 @@ class LayerBounder {
   }
 
   // Ranks' gradients are rounded, and their sum once more.
-  double shared_roundings() const { return rounds_gradient() * (problem_.spec.num_ranks() > 1 ? 2.0 : 1.0); }
+  double shared_roundings() const {
+    const int ranks = problem_.spec.num_ranks();
+    return rounds_gradient() * (ranks == 1 ? 1.0 : ranks == 2 ? 2.0 + kPairExcess : 2.0);
+  }
 
   TensorBounds bound_shared_w13() const {
     const double outputs = 2.0 * shared_intermediate();

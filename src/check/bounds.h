@@ -16,7 +16,9 @@
 //   accumulated     share of the gradient in the sum's square * (that in fp32), + 1 if it is bf16
 //
 // A rounding that cannot err does not count: of a sum of one slot, or of a product with a power of two. The shared expert's
-// contributions to out and dx are not rounded before the sum. fp32 sums of n terms add n * 2^-48.
+// contributions to out and dx are not rounded before the sum. A sum of two bf16 values of like size is a multiple of their
+// unit q: where it needs rounding to 2 q, the error is q for every other sum, q^2 / 2 on average instead of (2 q)^2 / 12; where
+// not, it is 0. Together that counts 7/6. fp32 sums of n terms add n * 2^-48.
 //
 // **Chance.** ||error|| / ||reference|| over a part with few values strays from its mean. Let n count its independent
 // contributions, as degrees of freedom: 1 / n = 1 / (hidden values * freedom) + 1 / (elements), with `freedom` from

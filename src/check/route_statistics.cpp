@@ -92,17 +92,21 @@ class Collector {
   }
 
   void add_slots(std::int64_t token, double energy) {
-    int rows = 0;
-    double last = 0.0;
+    std::vector<double> weights;
     for (std::int64_t slot = token * problem_.shape.topk; slot < (token + 1) * problem_.shape.topk; ++slot) {
       if (!problem_.has_route(slot)) continue;
-      ++rows;
-      last = static_cast<double>(problem_.topk_weights[slot]);
-      if (is_power_of_two(last)) result_.exact_products += last * last;
+      const auto weight = static_cast<double>(problem_.topk_weights[slot]);
+      if (is_power_of_two(weight)) result_.exact_products += weight * weight;
+      weights.push_back(weight);
     }
-    if (rows != 1 || problem_.shape.shared_intermediate > 0) return;
-    result_.copied_dx += energy;
-    if (is_power_of_two(last)) result_.copied_out += energy;
+    if (problem_.shape.shared_intermediate > 0 || energy == 0.0) return;
+    if (weights.size() == 1) {
+      result_.copied_dx += energy;
+      if (is_power_of_two(weights[0])) result_.copied_out += energy;
+    } else if (weights.size() == 2) {
+      const double squares = weights[0] * weights[0] + weights[1] * weights[1];
+      result_.paired_dx += energy * std::abs(2.0 * weights[0] * weights[1]) / squares;
+    }
   }
 
   const Problem& problem_;

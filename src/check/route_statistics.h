@@ -40,6 +40,7 @@ struct RouteStatistics {
   double exact_products = 0.0;   // the part of it whose weight is a power of two
   double copied_out = 0.0;       // energy of tokens whose out is the y of one slot
   double copied_dx = 0.0;        // and whose dx is that of one slot
+  double paired_dx = 0.0;        // energy of tokens whose dx is the sum of two slots, as far as those are alike
   Energy tokens;                 // one value a token
   Energy hidden;                 // of tokens: I or Is values a contribution
   double fewest_hidden = 0.0;    // hidden values of the token that has the fewest

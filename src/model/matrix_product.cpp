@@ -14,6 +14,10 @@ constexpr std::int64_t kTileRows = 4;
 constexpr std::int64_t kTileColumns = 4;
 // Inner indices whose panels stay in the first-level cache.
 constexpr std::int64_t kInnerBlock = 256;
+// Column tiles that share one walk over the panels of a; their own panels (64 KB) stay in the second-level cache.
+constexpr std::int64_t kGroupTiles = 8;
+constexpr std::int64_t kGroupColumns = kGroupTiles * kTileColumns;
+constexpr std::int64_t kRowPanel = kTileRows * kInnerBlock;
 // Below this many multiplications, starting threads costs more than it saves.
 constexpr std::int64_t kWorthThreads = 1 << 19;
 
@@ -52,31 +56,43 @@ void multiply_tile(const double* a_panel, const double* b_panel, std::int64_t co
   }
 }
 
+// c's tile += tile, as far as it lies inside c.
+void add_tile(const ProductShape& shape, std::int64_t first_row, std::int64_t first_column, const double* tile,
+              double* c) {
+  const std::int64_t rows = std::min(kTileRows, shape.rows - first_row);
+  const std::int64_t columns = std::min(kTileColumns, shape.columns - first_column);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    double* target = c + (first_row + row) * shape.columns + first_column;
+    for (std::int64_t column = 0; column < columns; ++column) target[column] += tile[row * kTileColumns + column];
+  }
+}
+
 template <class T>
 void multiply_add_any(const ProductShape& shape, const MatrixView<double>& a, const MatrixView<T>& b, double* c,
                       int threads) {
-  if (shape.rows == 0 || shape.columns == 0) return;
   const std::int64_t row_tiles = (shape.rows + kTileRows - 1) / kTileRows;
-  const std::int64_t column_tiles = (shape.columns + kTileColumns - 1) / kTileColumns;
+  const std::int64_t groups = (shape.columns + kGroupColumns - 1) / kGroupColumns;
   if (shape.rows * shape.columns * shape.inner < kWorthThreads) threads = 1;
 
-  std::vector<double> a_panels(static_cast<std::size_t>(row_tiles * kTileRows * kInnerBlock));
+  const MatrixView<T> columns_of_b = b.transposed();
+  std::vector<double> a_panels(static_cast<std::size_t>(row_tiles * kRowPanel));
   for (std::int64_t first_k = 0; first_k < shape.inner; first_k += kInnerBlock) {
     const std::int64_t count = std::min(kInnerBlock, shape.inner - first_k);
     parallel_for(row_tiles, threads, [&](std::int64_t i) {
-      pack<kTileRows>(a, i * kTileRows, shape.rows, first_k, count, &a_panels[i * kTileRows * kInnerBlock]);
+      pack<kTileRows>(a, i * kTileRows, shape.rows, first_k, count, &a_panels[i * kRowPanel]);
     });
-    parallel_for(column_tiles, threads, [&](std::int64_t j) {
-      double b_panel[kTileColumns * kInnerBlock];
+    parallel_for(groups, threads, [&](std::int64_t group) {
+      double b_panels[kGroupColumns * kInnerBlock];
+      const std::int64_t first_column = group * kGroupColumns;
+      const std::int64_t columns = std::min(kGroupColumns, shape.columns - first_column);
+      for (std::int64_t j = 0; j < columns; j += kTileColumns) {
+        pack<kTileColumns>(columns_of_b, first_column + j, shape.columns, first_k, count, b_panels + j * kInnerBlock);
+      }
       double tile[kTileRows * kTileColumns];
-      pack<kTileColumns>(b.transposed(), j * kTileColumns, shape.columns, first_k, count, b_panel);
-      const std::int64_t columns = std::min(kTileColumns, shape.columns - j * kTileColumns);
       for (std::int64_t i = 0; i < row_tiles; ++i) {
-        multiply_tile(&a_panels[i * kTileRows * kInnerBlock], b_panel, count, tile);
-        const std::int64_t rows = std::min(kTileRows, shape.rows - i * kTileRows);
-        for (std::int64_t row = 0; row < rows; ++row) {
-          double* target = c + (i * kTileRows + row) * shape.columns + j * kTileColumns;
-          for (std::int64_t column = 0; column < columns; ++column) target[column] += tile[row * kTileColumns + column];
+        for (std::int64_t j = 0; j < columns; j += kTileColumns) {
+          multiply_tile(&a_panels[i * kRowPanel], b_panels + j * kInnerBlock, count, tile);
+          add_tile(shape, i * kTileRows, first_column + j, tile, c);
         }
       }
     });

@@ -79,7 +79,7 @@ class Reference {
   }
 
  private:
-  bool has_backward() const { return !inputs_.dout.empty(); }
+  bool has_backward() const { return !inputs_.forward_only; }
 
   std::vector<std::vector<Row>> rows_of_experts() const {
     std::vector<std::vector<Row>> rows(static_cast<std::size_t>(inputs_.shape.num_experts));

@@ -22,7 +22,8 @@ struct ReferenceInputs {
   std::span<const bf16> w2;                // [E, H, I]
   std::span<const bf16> shared_w13;        // [2Is, H]
   std::span<const bf16> shared_w2;         // [H, Is]
-  std::span<const bf16> dout;              // [T, H]; empty: forward only
+  std::span<const bf16> dout;              // [T, H]
+  bool forward_only = false;               // dout is not read
 };
 
 // Gradients are empty where forward alone was asked for.

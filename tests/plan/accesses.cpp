@@ -454,8 +454,38 @@ void list_accesses(const PassContext& context, const Task& task, AccessList& lis
   Lister(context, task, list).list();
 }
 
-void blank_outputs(const PassContext& context) {
-  for_each_output(context, [](Cell& cell, Tag) { cell.set(make_tag(Value::kBlank, 0)); });
+void allocate_saved(const PassContext& context) {
+  if (context.shape->pass != Pass::kForward) return;
+  LayerMemory& layer = context.memory->layer(context.layer, context.rank->rank);
+  layer.saved_gate_up = context.memory->arena.grid(context.rank->blocks.num_blocks, context.spec->tiles.up);
+  layer.kept_x = context.memory->arena.grid(context.rank->blocks.num_blocks);
+}
+
+void list_preparation(const PassContext& context, AccessList& list) {
+  const std::int32_t rank = context.rank->rank;
+  const LayerMemory& layer = context.memory->layer(context.layer, rank);
+  for (std::int32_t token = 0; token < context.rank->num_tokens; ++token) {
+    if (context.shape->pass == Pass::kForward) {
+      list.write(layer.x.at(token), x_tag(context.layer, rank, token));
+      list.write(layer.weights.at(token), weights_tag(context.layer, rank, token));
+    } else {
+      list.write(layer.dy.at(token), dy_tag(context.layer, rank, token));
+    }
+  }
+  for_each_output(context, [&](Cell& cell, Tag) { list.write(cell, make_tag(Value::kBlank, 0)); });
+}
+
+void list_return(const PassContext& context, AccessList& list) {
+  const LayerMemory& layer = context.memory->layer(context.layer, context.rank->rank);
+  const bool is_forward = context.shape->pass == Pass::kForward;
+  const bool is_x_free = !is_forward || context.spec->is_x_free_after_forward(context.layer);
+  for (std::int32_t token = 0; token < context.rank->num_tokens; ++token) {
+    if (is_x_free) list.write(layer.x.at(token), 0);
+    if (is_forward) continue;
+    list.write(layer.dy.at(token), 0);
+    list.write(layer.weights.at(token), 0);
+  }
+  for_each_output(context, [&](Cell& cell, Tag) { list.write(cell, 0); });
 }
 
 void check_outputs(const PassContext& context) {

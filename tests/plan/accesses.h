@@ -46,6 +46,8 @@ class AccessList {
   void begin();
   void end();
 
+  const std::vector<Access>& accesses() const { return accesses_; }
+
  private:
   std::vector<Access> accesses_;
 };
@@ -70,8 +72,15 @@ Tag x_tag(std::int32_t layer, std::int32_t rank, std::int64_t token);
 Tag dy_tag(std::int32_t layer, std::int32_t rank, std::int64_t token);
 Tag weights_tag(std::int32_t layer, std::int32_t rank, std::int64_t token);
 
-// Before a pass, its outputs become blank; after it, all must have been written, and every slot with a route read once.
-void blank_outputs(const PassContext& context);
+// Memory for what the layer saves in this pass.
+void allocate_saved(const PassContext& context);
+
+// What the rank's caller does around a pass of a layer. Before: it writes the inputs, and the outputs become blank.
+// After: it overwrites whatever the contract lets it overwrite.
+void list_preparation(const PassContext& context, AccessList& list);
+void list_return(const PassContext& context, AccessList& list);
+
+// When a pass has ended, all its outputs have been written, and every slot with a route has been read once.
 void check_outputs(const PassContext& context);
 
 }  // namespace clowder::plan::explore

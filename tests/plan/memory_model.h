@@ -68,11 +68,6 @@ struct Cell {
   void end_read() { --readers; }
   void begin_write(Tag tag);
   void end_write(Tag written);
-  // An owner that no task competes with.
-  void set(Tag written) {
-    begin_write(written);
-    end_write(written);
-  }
 };
 
 // Rows of cells.
@@ -87,9 +82,6 @@ class Grid {
   }
   std::int32_t rows() const { return rows_; }
   std::int32_t columns() const { return columns_; }
-  void set_all(Tag tag) const {
-    for (std::int64_t i = 0; i < std::int64_t{rows_} * columns_; ++i) cells_[i].set(tag);
-  }
 
  private:
   [[noreturn]] void report_outside(std::int64_t row, std::int64_t column) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/dependencies.h"
+
 namespace clowder::plan::explore {
 namespace {
 
@@ -112,6 +114,22 @@ void staging_between_pulls(const PassShape&, Queues& queues) {
   queues.copy_list.renumber();
 }
 
+// Every task of this kind after the last one of that kind.
+void move_behind(Queues& queues, TaskKind late, TaskKind early) {
+  std::vector<Segment>& segments = queues.math_list.segments;
+  const auto last = std::find_if(segments.rbegin(), segments.rend(), [&](const Segment& s) { return s.kind == early; });
+  std::stable_partition(segments.begin(), last.base(), [&](const Segment& s) { return s.kind != late; });
+  queues.math_list.renumber();
+}
+
+void downs_after_all_ups(const PassShape&, Queues& queues) { move_behind(queues, TaskKind::kDown, TaskKind::kUp); }
+void inputs_after_all_hidden(const PassShape&, Queues& queues) {
+  move_behind(queues, TaskKind::kInput, TaskKind::kHidden);
+}
+void recomputes_after_all_hidden(const PassShape&, Queues& queues) {
+  move_behind(queues, TaskKind::kRecompute, TaskKind::kHidden);
+}
+
 void without_empty_experts(const PassShape&, Queues& queues) {
   std::erase_if(queues.math_list.segments, [](const Segment& segment) {
     return segment.kind == TaskKind::kWeight && segment.num_blocks == 0;
@@ -166,6 +184,7 @@ std::vector<Mutant> copy_mutants() {
       waits_mutant("forward_pull_takes_used_slot", forward_pull_takes_used_slot),
       waits_mutant("backward_pull_takes_used_slot", backward_pull_takes_used_slot),
       waits_mutant("pull_waits_for_hidden_only", pull_waits_for_hidden_only),
+      waits_mutant("pull_skips_hidden", without_counter<TaskKind::kPull, CounterKind::kHidden>),
       waits_mutant("pull_misses_a_tile", pull_misses_a_tile),
       waits_mutant("done_skips_remote_work", without_counter<TaskKind::kPublishDone, CounterKind::kRemoteWork>),
       waits_mutant("done_misses_one_task", one_less<TaskKind::kPublishDone, CounterKind::kRemoteWork>),
@@ -179,6 +198,7 @@ std::vector<Mutant> copy_mutants() {
       switch_mutant("counters_not_cleared", &Mutant::keeps_counters),
       switch_mutant("single_ids_buffer", &Mutant::single_ids_buffer),
       switch_mutant("flags_of_old_epoch", &Mutant::accepts_old_epoch),
+      switch_mutant("last_writer_ignored", &Mutant::ignores_last_writer),
   };
   return mutants;
 }
@@ -192,6 +212,7 @@ std::vector<Mutant> forward_mutants() {
       waits_mutant("out_skips_done", without_flag<TaskKind::kOut, FlagKind::kDone>),
       waits_mutant("out_skips_shared_up", without_counter<TaskKind::kOut, CounterKind::kSharedUp>),
       queues_mutant("sums_before_last_pushes", sums_before_last_pushes),
+      queues_mutant("downs_after_all_ups", downs_after_all_ups),
   };
 }
 
@@ -214,6 +235,8 @@ std::vector<Mutant> backward_mutants() {
       early_mutant("weight_signals_early", is_weight),
       emission_mutant("no_partial_weights", emit_for_endless_ring),
       emission_mutant("partial_weights_one_block_late", emit_one_block_late),
+      queues_mutant("inputs_after_all_hidden", inputs_after_all_hidden),
+      queues_mutant("recomputes_after_all_hidden", recomputes_after_all_hidden),
       queues_mutant("empty_experts_forgotten", without_empty_experts),
       queues_mutant("carry_forgotten", forgotten_carry),
   };
@@ -231,7 +254,35 @@ std::vector<Mutant> collect_mutants() {
   return mutants;
 }
 
+class WaitCollector {
+ public:
+  explicit WaitCollector(Waits& waits) : waits_(waits) {}
+  void counter(CounterKind kind, std::int64_t index, std::int32_t at_least) {
+    waits_.push_back({false, FlagKind::kDone, kind, index, at_least});
+  }
+  void flags(FlagKind kind) { waits_.push_back({true, kind, CounterKind::kPulled, 0, 0}); }
+
+ private:
+  Waits& waits_;
+};
+
 }  // namespace
+
+void list_waits(const PassShape& shape, const RankPass& rank, const Task& task, const Mutant& mutant,
+                std::vector<Wait>& waits) {
+  waits.clear();
+  WaitCollector collector(waits);
+  visit_waits(shape, rank, task, collector);
+  if (mutant.edit_waits != nullptr) mutant.edit_waits(shape, rank, task, waits);
+}
+
+void build_launch(const PlanSpec& spec, const Operation& operation, const std::vector<ConstSchedule>& schedules,
+                  const Mutant& mutant, LaunchPlan& plan) {
+  PassShape shape = spec.pass_shape(operation);
+  if (mutant.edit_shape != nullptr) mutant.edit_shape(shape);
+  plan.build_layer_pass(shape, schedules, mutant.edit_emission);
+  if (mutant.edit_queues != nullptr) mutant.edit_queues(shape, plan.queues());
+}
 
 const std::vector<Mutant>& all_mutants() {
   static const std::vector<Mutant> mutants = collect_mutants();

@@ -7,6 +7,7 @@
 
 #include "launch_plan.h"
 #include "plan/task.h"
+#include "random_plan.h"
 
 namespace clowder::plan::explore {
 
@@ -36,7 +37,14 @@ struct Mutant {
   bool keeps_counters = false;
   bool single_ids_buffer = false;
   bool accepts_old_epoch = false;
+  bool ignores_last_writer = false;
 };
+
+// The plan's own waits and queues, changed by the mutant.
+void list_waits(const PassShape& shape, const RankPass& rank, const Task& task, const Mutant& mutant,
+                std::vector<Wait>& waits);
+void build_launch(const PlanSpec& spec, const Operation& operation, const std::vector<ConstSchedule>& schedules,
+                  const Mutant& mutant, LaunchPlan& plan);
 
 const std::vector<Mutant>& all_mutants();
 const Mutant* find_mutant(std::string_view name);

@@ -23,8 +23,8 @@ ScheduleShape random_shape(Random& random) {
   shape.num_experts = shape.num_ranks * random.between(1, shape.num_ranks > 8 ? 2 : 5);
   shape.topk = shape.num_ranks > 8 ? random.between(1, 2) : random_topk(random);
   // Few rows, so that many plans can be run.
-  const std::int32_t rows = random.between(1, 56);
-  shape.max_tokens = std::clamp(rows / (shape.num_ranks * shape.topk), 1, 12);
+  const std::int32_t rows = random.between(1, random.chance(0.7) ? 64 : 160);
+  shape.max_tokens = std::clamp(rows / (shape.num_ranks * shape.topk), 1, 24);
   return shape;
 }
 
@@ -126,7 +126,7 @@ class ProgramWriter {
 
 void write_random_program(Random& random, PlanSpec& spec) {
   ProgramWriter writer(random, spec);
-  const std::int32_t turns = random.between(3, spec.schedule.num_ranks > 8 ? 4 : 6);
+  const std::int32_t turns = random.between(3, spec.schedule.num_ranks > 8 ? 5 : 8);
   std::vector<std::int32_t> open;
   writer.schedule();
   for (std::int32_t turn = 1; turn < turns; ++turn) {
@@ -188,10 +188,25 @@ Interleaving random_interleaving(Random& random, std::int32_t num_groups) {
   interleaving.random = random.pick({0.0, 0.02, 0.2, 1.0});
   interleaving.change = random.pick({0.0, 0.01, 0.1});
   interleaving.slow_tasks = random.pick({0.0, 0.05, 0.3});
+  const double slow = random.pick({0.0, 0.1, 0.2});
+  for (int kind = 0; kind < kNumTaskKinds; ++kind) {
+    if (random.chance(slow)) interleaving.slow_kinds |= 1u << kind;
+  }
+  interleaving.slow_from_ticket = random.chance(0.3);
   interleaving.flags_at_once = random.chance(0.3);
   interleaving.flag_pace = random.pick({0.0, 0.02, 0.3});
   interleaving.stalled_group = random.between(0, num_groups - 1);
   return interleaving;
+}
+
+std::vector<std::int64_t> count_rows(const ScheduleShape& shape, const Routing& routing) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(shape.num_ranks), 0);
+  for (const std::vector<std::int32_t>& ids : routing.topk_idx) {
+    for (const std::int32_t id : ids) {
+      if (is_expert(id, shape.num_experts)) ++rows[static_cast<std::size_t>(id / shape.experts_per_rank())];
+    }
+  }
+  return rows;
 }
 
 }  // namespace
@@ -206,6 +221,16 @@ PassShape PlanSpec::pass_shape(const Operation& operation) const {
   shape.tiles = tiles;
   shape.needs = operation.needs;
   return shape;
+}
+
+bool PlanSpec::is_x_free_after_forward(std::int32_t layer) const {
+  for (const Operation& operation : program) {
+    if (operation.pass != Pass::kBackward || operation.layer != layer) continue;
+    if (!keep_x || (has_shared && operation.needs.shared_w13)) return false;
+    const std::vector<std::int64_t> rows = count_rows(schedule, steps[static_cast<std::size_t>(operation.step)]);
+    return *std::max_element(rows.begin(), rows.end()) <= saved_rows;
+  }
+  return true;
 }
 
 PlanSpec random_plan(std::uint64_t seed) {

@@ -42,6 +42,8 @@ struct Interleaving {
   double random = 1;
   double change = 0;      // of kRandom: probability that the agent that ran gets the lowest priority
   double slow_tasks = 0;  // probability that a task, once begun, stays in progress as long as others can run
+  std::uint32_t slow_kinds = 0;   // a bit for each kind whose tasks do so always,
+  bool slow_from_ticket = false;  // or do not even begin
   bool flags_at_once = false;
   double flag_pace = 0.5;  // probability that a step delivers a pending flag instead of running an agent
   std::int32_t stalled_group = 0;
@@ -67,6 +69,8 @@ struct PlanSpec {
   std::int32_t num_groups() const { return static_cast<std::int32_t>(group_begin.size()) - 1; }
   std::int32_t max_token_blocks() const { return ceil_div(schedule.max_tokens, forward_ring.block_rows); }
   PassShape pass_shape(const Operation& operation) const;
+  // A layer's x is its caller's again after forward if there is no backward, or if backward finds everything saved.
+  bool is_x_free_after_forward(std::int32_t layer) const;
 };
 
 PlanSpec random_plan(std::uint64_t seed);

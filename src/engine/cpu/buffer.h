@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "group/aligned_memory.h"
 
@@ -18,7 +19,7 @@ class Buffer {
 
   T* data() const { return reinterpret_cast<T*>(memory_.get()); }
 
-  // Every element becomes NaN.
+  // Every byte becomes 0xff, so every element NaN.
   void poison() {
     if (capacity_ > 0) std::memset(memory_.get(), 0xff, static_cast<std::size_t>(capacity_) * sizeof(T));
   }

@@ -5,8 +5,6 @@
 #include <random>
 #include <thread>
 
-#include "engine/cpu/buffer.h"
-#include "engine/cpu/kernels.h"
 #include "observe/backoff.h"
 #include "plan/dependencies.h"
 
@@ -105,11 +103,22 @@ class Launch::Signaller {
   const plan::Task& task_;
 };
 
+void ScratchPool::reserve(int workers, std::int64_t panel_terms) {
+  if (static_cast<int>(memory_.size()) < workers) memory_.resize(static_cast<std::size_t>(workers));
+  for (Buffer<float>& memory : memory_) memory.reserve((kScratchSums + panel_terms) * kLanes);
+}
+
+Scratch ScratchPool::of_worker(int worker) const {
+  float* memory = memory_[static_cast<std::size_t>(worker)].data();
+  return {memory + kScratchSums * kLanes, memory};
+}
+
 Launch::Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch,
-               const LaunchOptions& options)
+               const ScratchPool& scratch, const LaunchOptions& options)
     : plan_(plan),
       memory_(memory),
       epoch_(epoch),
+      scratch_(scratch),
       options_(options),
       counters_(plan.ranks().size()),
       watchdog_(options.timeout_s) {
@@ -141,9 +150,7 @@ void Launch::run(TaskBodies& bodies) {
 }
 
 void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker, TaskBodies& bodies) try {
-  Buffer<float> memory;
-  memory.reserve((options_.panel_terms + kScratchSums) * kLanes);
-  const Scratch scratch{memory.data() + kScratchSums * kLanes, memory.data()};
+  const Scratch scratch = scratch_.of_worker(worker);
   Jitter jitter(options_.jitter_seed, worker);
   std::int64_t cursor = 0;
   while (true) {

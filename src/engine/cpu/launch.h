@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "clowder/layer.h"
+#include "engine/cpu/buffer.h"
 #include "engine/cpu/pass_plan.h"
 #include "engine/cpu/symmetric_layout.h"
+#include "engine/cpu/tiles.h"
 #include "observe/watchdog.h"
 
 namespace clowder::cpu {
@@ -19,7 +21,20 @@ struct Scratch {
   float* panel;  // [most terms of a product][kLanes]
   float* sums;   // [kScratchSums][kLanes]
 };
-inline constexpr int kScratchSums = 5 * 128;
+inline constexpr int kScratchSums = 5 * kHiddenTile;
+
+// The scratch of all workers, kept from launch to launch.
+class ScratchPool {
+ public:
+  void reserve(int workers, std::int64_t panel_terms);
+  Scratch of_worker(int worker) const;
+  void poison() {
+    for (Buffer<float>& memory : memory_) memory.poison();
+  }
+
+ private:
+  std::vector<Buffer<float>> memory_;
+};
 
 // What the tasks of a pass do.
 class TaskBodies {
@@ -32,13 +47,14 @@ struct LaunchOptions {
   int blocks = 1;
   double timeout_s = 60.0;
   std::uint64_t jitter_seed = 0;
-  std::int64_t panel_terms = 0;
 };
 
 class Launch {
  public:
-  // `memory` has every rank's part of the symmetric memory; `epoch` is this pass's number among its kind.
-  Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch, const LaunchOptions& options);
+  // `memory` has every rank's part of the symmetric memory; `epoch` is this pass's number among its kind; `scratch` has
+  // room for 2 * options.blocks workers.
+  Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch, const ScratchPool& scratch,
+         const LaunchOptions& options);
 
   // Returns when every task has ended or every worker has left; then reports() says why. Rethrows what a task throws.
   void run(TaskBodies& bodies);
@@ -62,6 +78,7 @@ class Launch {
   const PassPlan& plan_;
   const std::vector<RankMemory>& memory_;
   std::uint32_t epoch_;
+  const ScratchPool& scratch_;
   LaunchOptions options_;
   std::vector<Counters> counters_;  // of each rank of the launch
   std::atomic<std::int64_t> next_math_{0};

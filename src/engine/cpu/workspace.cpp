@@ -42,6 +42,8 @@ class Workspace::Implementation {
     symmetric_memory_ = group_->allocate(layout.bytes());
     for (int rank = 0; rank < group_->size(); ++rank) memory_.push_back(layout.view(symmetric_memory_->base(rank)));
     ring_ = plan::make_ring(cpu::kBlockRows, options_.ring_rows, options_.chunk_rows);
+    scratch_.reserve(2 * options_.blocks,
+                     std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate}));
   }
 
   const LayerShape& shape() const { return shape_; }
@@ -136,13 +138,8 @@ class Workspace::Implementation {
   }
 
   void launch(const cpu::PassPlan& plan, std::uint32_t epoch, cpu::TaskBodies& tasks) {
-    const std::int64_t panel_terms =
-        plan.shape().pass == plan::Pass::kSchedule
-            ? 0
-            : std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate});
-    cpu::Launch launch(plan, memory_, epoch,
-                       {options_.blocks, options_.timeout_s, options_.jitter_seed + epoch * (options_.jitter_seed != 0),
-                        panel_terms});
+    const std::uint64_t jitter_seed = options_.jitter_seed == 0 ? 0 : options_.jitter_seed + epoch;
+    cpu::Launch launch(plan, memory_, epoch, scratch_, {options_.blocks, options_.timeout_s, jitter_seed});
     try {
       launch.run(tasks);
     } catch (const std::exception& error) {
@@ -164,6 +161,7 @@ class Workspace::Implementation {
   // after its next flag.
   void poison_workspace() {
     for (cpu::RankBuffers& buffers : buffers_) buffers.poison();
+    scratch_.poison();
     const std::int64_t slots = shape_.max_tokens * shape_.topk;
     for (const int rank : group_->local_ranks()) {
       const cpu::RankMemory& own = memory_[static_cast<std::size_t>(rank)];
@@ -215,6 +213,7 @@ class Workspace::Implementation {
   std::shared_ptr<SymmetricMemory> symmetric_memory_;
   std::vector<cpu::RankMemory> memory_;     // of every rank of the group
   std::vector<cpu::RankBuffers> buffers_;  // of the local ranks
+  cpu::ScratchPool scratch_;
 
   std::mutex one_call_at_a_time_;
   std::uint32_t schedule_epoch_ = 0;  // counts schedule passes

@@ -1,0 +1,102 @@
+#include "engine/layer_case.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "check/report.h"
+#include "model/reference.h"
+
+namespace clowder::test {
+namespace {
+
+constexpr int kThreads = 2;
+
+void expect_ok(const check::TensorReport& tensor) {
+  EXPECT_TRUE(tensor.ok()) << tensor.name << ": rel " << tensor.errors.rel << " of " << tensor.bounds.rel
+                           << ", column block " << tensor.errors.rel_worst_column_block << " of "
+                           << tensor.bounds.column_block << ", row " << tensor.errors.rel_worst_row << " of "
+                           << tensor.bounds.row << ", expert " << tensor.errors.rel_worst_expert << " of "
+                           << tensor.bounds.expert;
+}
+
+}  // namespace
+
+bool is_small_scale() {
+  const char* scale = std::getenv("CLOWDER_TEST_SCALE");
+  return scale != nullptr && std::string_view(scale) == "small";
+}
+
+Digests expect_ok(const check::ProblemSpec& spec, check::RunOptions options) {
+  options.workspace.poison = true;
+  options.threads = kThreads;
+  const check::Report report = check::run_check(spec, options);
+  Digests digests;
+  for (const check::TensorReport& tensor : report.tensors) {
+    expect_ok(tensor);
+    digests[tensor.name] = tensor.digest;
+  }
+  EXPECT_TRUE(report.repeats_identical);
+  EXPECT_EQ(report.skipped_ids, report.expected_skipped_ids);
+  return digests;
+}
+
+Digests without_shared_gradients(Digests digests) {
+  digests.erase("dshared_w13");
+  digests.erase("dshared_w2");
+  return digests;
+}
+
+LayerCase::LayerCase(const check::ProblemSpec& spec, const WorkspaceOptions& options, std::int64_t max_tokens)
+    : problem_(check::make_problem(spec, kThreads)), options_(options) {
+  LayerShape shape = problem_.shape;
+  if (max_tokens > 0) shape.max_tokens = max_tokens;
+  workspace_ = std::make_unique<Workspace>(shape, make_virtual_group(spec.num_ranks()), options);
+}
+
+std::string LayerCase::step() { return step(problem_); }
+
+std::string LayerCase::step(const check::Problem& problem) {
+  check::EngineStep step(problem, *workspace_, options_.keep_x);
+  step.reset();
+  std::vector<ExpertIds> ids;
+  std::vector<std::int32_t*> schedules;
+  std::vector<ForwardInputs> forward;
+  std::vector<BackwardInputs> backward;
+  for (int rank = 0; rank < problem.spec.num_ranks(); ++rank) {
+    ids.push_back(step.ids(rank));
+    schedules.push_back(step.schedule(rank));
+    forward.push_back(step.forward_inputs(rank));
+    backward.push_back(step.backward_inputs(rank));
+  }
+  workspace_->build_schedule(ids, schedules);
+  workspace_->forward(forward);
+  workspace_->backward(backward, problem.spec.gradient_mode);
+  tensors_ = step.collect();
+  return step.digest_of_everything();
+}
+
+void expect_close(const check::Problem& problem, const check::LayerTensors& tensors) {
+  ReferenceInputs inputs;
+  inputs.shape = problem.shape;
+  inputs.x = problem.x;
+  inputs.topk_idx = problem.topk_idx;
+  inputs.topk_weights = problem.topk_weights;
+  inputs.w13 = problem.w13;
+  inputs.w2 = problem.w2;
+  inputs.shared_w13 = problem.shared_w13;
+  inputs.shared_w2 = problem.shared_w2;
+  inputs.dout = problem.dout;
+  ReferenceResults reference = compute_reference(inputs, kThreads);
+  for (const check::TensorReport& tensor : check::judge(problem, tensors, reference)) expect_ok(tensor);
+}
+
+check::ProblemSpec on_ranks(check::ProblemSpec spec, const std::vector<std::int64_t>& tokens_per_rank) {
+  spec.tokens_per_rank = tokens_per_rank;
+  return spec;
+}
+
+check::ProblemSpec on_ranks(check::ProblemSpec spec, int ranks) {
+  return on_ranks(spec, check::split_tokens(spec.tokens(), ranks));
+}
+
+}  // namespace clowder::test
