@@ -44,6 +44,8 @@ build: compiler $(for_build)  ## the library, its tests and the command build/re
 	@tools/build.sh release
 
 package: compiler $(for_build)  ## builds and installs the Python package
+	@$(PY) -c "import nanobind, nanobind_backend, scikit_build_core" 2>/dev/null || \
+	  { echo "$(PY) lacks packages: $(PY) -m pip install -r requirements/build.txt" >&2; exit 1; }
 	@$(pip) install -q --no-build-isolation --no-deps $(install_options) --config-settings=build-dir=build/python .
 
 demo: package $(for_demo)  ## trains a small language model on source code (DEMO_ARGS=...)

@@ -22,8 +22,8 @@ constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 double square(double x) { return x * x; }
 double ratio(double a, double b, double otherwise) { return b > 0.0 ? a / b : otherwise; }
 
-// n of two causes of chance: 1 / n = 1 / a + 1 / b.
-double both(double a, double b) { return a > 0.0 && b > 0.0 ? 1.0 / (1.0 / a + 1.0 / b) : 0.0; }
+// n of a product of two independent chi-squared variables, by its variance: 1 + 2 / n = (1 + 2 / a) (1 + 2 / b).
+double both(double a, double b) { return a > 0.0 && b > 0.0 ? a * b / (a + b + 2.0) : 0.0; }
 
 // The variances of a tensor's relative error, in units of c^2: what the hidden values carry, and what is rounded later.
 struct Variance {
@@ -36,6 +36,7 @@ struct Part {
   double hidden_values = 0.0;  // independent hidden values that it is made of
   double elements = 0.0;       // independent elements
   double parts = 1.0;          // parts like it
+  double common = 1.0;         // kurtosis of what multiplies all of a hidden value in this part
 };
 
 struct Bounder {
@@ -46,13 +47,17 @@ struct Bounder {
   }
 
   double bound(const Variance& variance, const Propagation& hidden, const Part& part) const {
-    const double n = both(part.hidden_values * hidden.freedom, part.elements);
+    const double n = both(part.hidden_values * hidden.freedom(part.common), part.elements);
     return bound(variance, ratio_factor(n, part.parts), ratio_factor(part.elements, part.parts));
   }
 
-  double error_bound(const Variance& variance, const Propagation& hidden, const Part& part) const {
-    const double n = both(part.hidden_values * hidden.error_freedom, part.elements);
-    return bound(variance, error_factor(n, part.parts), error_factor(part.elements, part.parts));
+  // Of a part's error relative to the typical size of the parts of `group`.
+  double error_bound(const Variance& variance, const Propagation& hidden, const Part& part, const Part& group) const {
+    const double n = both(part.hidden_values * hidden.error_freedom(part.common), part.elements);
+    // Values spread less than their errors.
+    const double n_of_size = both(group.hidden_values * hidden.error_freedom(), group.elements);
+    return bound(variance, error_factor(n, part.parts), error_factor(part.elements, part.parts)) *
+           size_factor(n_of_size, group.parts);
   }
 
  private:
@@ -85,11 +90,10 @@ class LayerBounder {
     const double total = routes_.tokens.total();
     const double routed = ratio(routes_.routed.total(), total, 1.0);
 
-    bounds.out = bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)},
-                              {s, 2.0});
+    bounds.out =
+        bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)}, {s, 2.0});
     const double slots = routed * (2.0 * std::max(1.0, cancellation) - 1.0);
-    const double sum =
-        1.0 - ratio(routes_.copied_dx, total, 0.0) + kPairExcess * ratio(routes_.paired_dx, total, 0.0);
+    const double sum = 1.0 - ratio(routes_.copied_dx, total, 0.0) + kPairExcess * ratio(routes_.paired_dx, total, 0.0);
     bounds.dx = bound_tokens(sensitivities_.hidden_gradient, {s_gradient, slots + sum},
                              {s_gradient, 2.0 * routes_.worst_cancellation + kPairExcess});
     bounds.dtopk_weights = bound_topk_weights(s);
@@ -121,7 +125,7 @@ class LayerBounder {
     bounds.rel = bounder_.bound(variance, propagation, tensor);
     bounds.column_block = bounder_.bound(variance, propagation, columns);
     bounds.row = bounder_.bound(row, propagation, one_row);
-    bounds.row_error = std::sqrt(routes_.largest_token) * bounder_.error_bound(row, propagation, one_row);
+    bounds.row_error = std::sqrt(routes_.largest_token) * bounder_.error_bound(row, propagation, one_row, tensor);
     bounds.expert = bounds.rel;
     return bounds;
   }
@@ -137,7 +141,7 @@ class LayerBounder {
     bounds.column_block = bounds.rel;  // K <= 16: one block
     bounds.row = bounder_.bound(variance, propagation, one_row);
     const double largest = static_cast<double>(problem_.shape.topk) * tokens() / std::max(1.0, routes_.routes);
-    bounds.row_error = std::sqrt(std::max(1.0, largest)) * bounder_.error_bound(variance, propagation, one_row);
+    bounds.row_error = std::sqrt(std::max(1.0, largest)) * bounder_.error_bound(variance, propagation, one_row, tensor);
     bounds.expert = bounds.rel;
     return bounds;
   }
@@ -185,7 +189,7 @@ class LayerBounder {
     bounds.column_block = bounder_.bound(whole, propagation, parts.columns);
     bounds.expert = bounder_.bound(expert, propagation, parts.expert);
     bounds.row = bounder_.bound(row, propagation, parts.row);
-    bounds.row_error = bounder_.error_bound(row, propagation, parts.row);
+    bounds.row_error = bounder_.error_bound(row, propagation, parts.row, parts.expert);
     return bounds;
   }
 
@@ -215,7 +219,8 @@ class LayerBounder {
     const WeightParts parts{
         {rows * intermediate(), experts * hidden() * intermediate(), 1.0},
         {rows * kColumnBlock, experts * hidden() * kColumnBlock, blocks(intermediate())},
-        {smallest.rows * intermediate(), intermediate(), num_experts() * hidden()},
+        // One column of dy multiplies all of a row.
+        {smallest.rows * intermediate(), intermediate(), num_experts() * hidden(), kGaussianKurtosis},
         {smallest.rows * intermediate(), hidden() * intermediate(), num_experts()},
     };
     const double rounds = rounds_gradient();
@@ -251,7 +256,7 @@ class LayerBounder {
     const WeightParts parts{
         {values, hidden() * shared_intermediate(), 1.0},
         {tokens() * kColumnBlock, hidden() * kColumnBlock, blocks(shared_intermediate())},
-        {values, shared_intermediate(), hidden()},
+        {values, shared_intermediate(), hidden(), kGaussianKurtosis},
         {values, hidden() * shared_intermediate(), 1.0},
     };
     const double rounds = shared_roundings();
@@ -266,6 +271,15 @@ class LayerBounder {
   Sensitivities sensitivities_;
   Bounder bounder_;
 };
+
+// The q between `near`, on the side of 1, and `far` for which q - 1 - ln q is `target`.
+double solve(double target, double near, double far) {
+  for (int step = 0; step < 200; ++step) {
+    const double middle = 0.5 * (near + far);
+    (middle - 1.0 - std::log(middle) < target ? near : far) = middle;
+  }
+  return far;
+}
 
 }  // namespace
 
@@ -282,14 +296,17 @@ double ratio_factor(double n, double parts) {
 double error_factor(double n, double parts) {
   if (n <= 0.0) return kUnbounded;
   const double target = 2.0 * std::log(std::max(1.0, parts) / kChance) / n;
-  double low = 1.0;
-  double high = 2.0 + 2.0 * target;  // q - 1 - ln q >= q / 2 - ln 2 for q >= 2
+  double high = 2.0;
   while (high - 1.0 - std::log(high) < target) high *= 2.0;
-  for (int step = 0; step < 200; ++step) {
-    const double middle = 0.5 * (low + high);
-    (middle - 1.0 - std::log(middle) < target ? low : high) = middle;
-  }
-  return std::sqrt(high);
+  return std::sqrt(solve(target, 0.5 * high, high));
+}
+
+double size_factor(double n, double parts) {
+  if (n <= 0.0) return 1.0;
+  const double target = 2.0 * std::log(std::max(1.0, parts) / kChance) / n;
+  double low = 0.5;
+  while (low - 1.0 - std::log(low) < target && low > 1e-300) low *= 0.5;
+  return 1.0 / std::sqrt(solve(target, 2.0 * low, low));
 }
 
 LayerBounds compute_bounds(const Problem& problem, const GradientShares& shares) {

@@ -22,8 +22,8 @@ struct TensorShape {
   std::int64_t elements() const { return rows() * columns; }
 };
 
-// Each relative error is ||a - ref|| / ||ref|| over its part: 0 when both are all zero, infinite when only the reference
-// is, and infinite when the part of `a` holds a NaN or an infinity.
+// Each relative error is ||a - ref|| / ||ref|| over its part: 0 when both are all zero, infinite when only the
+// reference is, and infinite when the part of `a` holds a NaN or an infinity.
 struct Comparison {
   double rel = 0.0;
   double rel_worst_column_block = 0.0;  // over blocks of kColumnBlock columns

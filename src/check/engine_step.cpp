@@ -176,8 +176,8 @@ std::vector<ExpertWeights> EngineStep::expert_weights(int rank) const {
   const std::int32_t local_experts = problem_.shape.num_experts / num_ranks_;
   std::vector<ExpertWeights> experts;
   for (std::int64_t e = rank * local_experts; e < (rank + 1) * local_experts; ++e) {
-    experts.push_back({problem_.w13.data() + 2 * e * size, problem_.w13.data() + (2 * e + 1) * size,
-                       problem_.w2.data() + e * size});
+    experts.push_back(
+        {problem_.w13.data() + 2 * e * size, problem_.w13.data() + (2 * e + 1) * size, problem_.w2.data() + e * size});
   }
   return experts;
 }

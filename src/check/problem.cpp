@@ -205,7 +205,8 @@ class ProblemMaker {
       std::uint64_t counter = static_cast<std::uint64_t>(token) << 20;
       const std::size_t first = ids.size();
       while (ids.size() < first + static_cast<std::size_t>(spec_.topk)) {
-        const auto id = static_cast<std::int32_t>(source.bits(counter++) % static_cast<std::uint64_t>(spec_.num_experts));
+        const auto id =
+            static_cast<std::int32_t>(source.bits(counter++) % static_cast<std::uint64_t>(spec_.num_experts));
         const bool is_new = std::find(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), id) == ids.end();
         if (is_new || !distinct) ids.push_back(id);
       }

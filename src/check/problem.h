@@ -55,10 +55,10 @@ struct ProblemSpec {
   std::int32_t topk = 2;
   Activation activation;
   Routing routing;
-  double drop = 0.0;          // fraction of slots without a route
-  std::int64_t bad_ids = 0;   // slots whose id is out of range
+  double drop = 0.0;         // fraction of slots without a route
+  std::int64_t bad_ids = 0;  // slots whose id is out of range
   TopkWeights topk_weights = TopkWeights::kUniform;
-  double scale = 1.0;         // of x
+  double scale = 1.0;  // of x
   std::uint64_t seed = 0;
   GradientMode gradient_mode = GradientMode::kWriteBf16;
   bool forward_only = false;
@@ -75,14 +75,14 @@ std::vector<std::int64_t> split_tokens(std::int64_t total, int ranks);
 struct Problem {
   ProblemSpec spec;
   LayerShape shape;
-  std::vector<bf16> x;                  // [T, H]
-  std::vector<bf16> dout;               // [T, H]
-  std::vector<std::int32_t> topk_idx;   // [T, K]
-  std::vector<float> topk_weights;      // [T, K]
-  std::vector<bf16> w13;                // [E, 2I, H]
-  std::vector<bf16> w2;                 // [E, H, I]
-  std::vector<bf16> shared_w13;         // [2Is, H]
-  std::vector<bf16> shared_w2;          // [H, Is]
+  std::vector<bf16> x;                 // [T, H]
+  std::vector<bf16> dout;              // [T, H]
+  std::vector<std::int32_t> topk_idx;  // [T, K]
+  std::vector<float> topk_weights;     // [T, K]
+  std::vector<bf16> w13;               // [E, 2I, H]
+  std::vector<bf16> w2;                // [E, H, I]
+  std::vector<bf16> shared_w13;        // [2Is, H]
+  std::vector<bf16> shared_w2;         // [H, Is]
   std::vector<float> main_w13;
   std::vector<float> main_w2;
   std::vector<float> main_shared_w13;

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-
 #include <nlohmann/json.hpp>
 
 #include "model/bf16.h"
@@ -44,9 +43,7 @@ std::string digest_as(bool is_bf16_tensor, const std::vector<float>& values) {
 
 bool within(double error, double bound) { return std::isfinite(error) && error <= bound; }
 
-double finite(double value) {
-  return std::isfinite(value) ? value : std::numeric_limits<double>::max();
-}
+double finite(double value) { return std::isfinite(value) ? value : std::numeric_limits<double>::max(); }
 
 nlohmann::ordered_json tensor_json(const TensorReport& tensor) {
   nlohmann::ordered_json json = {
@@ -137,8 +134,8 @@ std::string to_json(const Report& report) {
 std::string to_text(const Report& report) {
   std::string text = "relative error / bound\n";
   char line[256];
-  const auto add_line = [&](const char* name, const char* all, const char* columns, const char* row, const char* row_error,
-                            const char* expert, const char* verdict) {
+  const auto add_line = [&](const char* name, const char* all, const char* columns, const char* row,
+                            const char* row_error, const char* expert, const char* verdict) {
     std::snprintf(line, sizeof line, "%-14s%-21s%-21s%-21s%-21s%-21s%s\n", name, all, columns, row, row_error, expert,
                   verdict);
     text += line;
@@ -147,12 +144,11 @@ std::string to_text(const Report& report) {
   for (const TensorReport& tensor : report.tensors) {
     const Comparison& errors = tensor.errors;
     const TensorBounds& bounds = tensor.bounds;
-    add_line(tensor.name.c_str(), measure(errors.rel, bounds.rel).c_str(),
-             measure(errors.rel_worst_column_block, bounds.column_block).c_str(),
-             measure(errors.rel_worst_row, bounds.row).c_str(),
-             measure(errors.worst_row_error, bounds.row_error).c_str(),
-             tensor.has_experts ? measure(errors.rel_worst_expert, bounds.expert).c_str() : "",
-             tensor.ok() ? "OK" : "FAIL");
+    add_line(
+        tensor.name.c_str(), measure(errors.rel, bounds.rel).c_str(),
+        measure(errors.rel_worst_column_block, bounds.column_block).c_str(),
+        measure(errors.rel_worst_row, bounds.row).c_str(), measure(errors.worst_row_error, bounds.row_error).c_str(),
+        tensor.has_experts ? measure(errors.rel_worst_expert, bounds.expert).c_str() : "", tensor.ok() ? "OK" : "FAIL");
   }
   std::snprintf(line, sizeof line, "skipped ids %lld of %lld expected, repeats %s, engine %s, %.3f s a step: %s\n",
                 static_cast<long long>(report.skipped_ids), static_cast<long long>(report.expected_skipped_ids),

@@ -24,7 +24,8 @@ std::vector<Contribution> contributions_of(const Problem& problem, std::int64_t 
     if (!problem.has_route(slot)) continue;
     const std::int32_t expert = problem.topk_idx[slot];
     const auto weight = static_cast<double>(problem.topk_weights[slot]);
-    const auto same = std::find_if(found.begin(), found.end(), [&](const Contribution& c) { return c.expert == expert; });
+    const auto same =
+        std::find_if(found.begin(), found.end(), [&](const Contribution& c) { return c.expert == expert; });
     if (same == found.end()) {
       found.push_back({expert, weight, weight * weight});
     } else {
@@ -53,7 +54,8 @@ class Collector {
     const std::vector<Contribution> found = contributions_of(problem_, token);
     const auto routes = static_cast<double>(found.size());
     result_.routes += routes;
-    if (routes > 0.0 && (result_.fewest_routes == 0.0 || routes < result_.fewest_routes)) result_.fewest_routes = routes;
+    if (routes > 0.0 && (result_.fewest_routes == 0.0 || routes < result_.fewest_routes))
+      result_.fewest_routes = routes;
 
     Energy of_token;
     double unmerged = 0.0;

@@ -116,9 +116,7 @@ std::int64_t run_step(const Problem& problem, Workspace& workspace, EngineStep& 
   return summarise(problem.shape, problem.spec.num_ranks(), schedules[0]).skipped_ids;
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Runs the repeats and fills in everything of `report` but the tensors, which it returns.
 LayerTensors run_engine(const Problem& problem, const RunOptions& options, Report& report) {

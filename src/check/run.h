@@ -17,7 +17,7 @@ namespace clowder::check {
 struct RowCount {
   enum class Kind { kDefault, kRows, kFraction, kMinimum, kEverything };
   Kind kind = Kind::kDefault;
-  std::int64_t numerator = 0;    // the rows of kRows
+  std::int64_t numerator = 0;  // the rows of kRows
   std::int64_t denominator = 1;
 };
 

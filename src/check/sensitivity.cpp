@@ -8,8 +8,6 @@
 namespace clowder::check {
 namespace {
 
-constexpr double kGaussianKurtosis = 3.0;
-
 // Of a relative rounding error: a uniform error's 9/5, spread by mantissas m that are uniform in their logarithm:
 // 9/5 E[m^-4] / E[m^-2]^2.
 double rounding_kurtosis() {
@@ -52,15 +50,11 @@ struct Moments {
     ve += weight * value * error.second;
   }
 
-  // `common` is the kurtosis of a factor that value and error share (dh, of dg and du).
-  //
-  // With r = E[e] / E[v], the ratio of the sums over n values has the relative variance E[(e / r - v)^2] / (n E[v]^2) to
-  // first order. An F variable with n degrees of freedom in both parts has 4 / n.
+  // With r = E[e] / E[v], the ratio of the sums over n values has the relative variance E[(e / r - v)^2] / (n E[v]^2)
+  // to first order. An F variable with n degrees of freedom in both parts has 4 / n.
   Propagation propagation(double common) const {
     const double r = e / v;
-    const double ratio_spread = common * total * (ee / (r * r) - 2.0 * ve / r + vv) / (v * v);
-    const double error_spread = common * total * ee / (e * e) - 1.0;
-    return {r, 4.0 / ratio_spread, 2.0 / error_spread};
+    return {r, common * total * (ee / (r * r) - 2.0 * ve / r + vv) / (v * v), common * total * ee / (e * e)};
   }
 };
 
@@ -78,8 +72,7 @@ Curvature curvature(const F& activation, double g, double u) {
   const GatedGradient<double> below = activation.gradient(g - kStep, u);
   const GatedGradient<double> right = activation.gradient(g, u + kStep);
   const GatedGradient<double> left = activation.gradient(g, u - kStep);
-  return {(above.dg - below.dg) / (2 * kStep), (above.du - below.du) / (2 * kStep),
-          (right.du - left.du) / (2 * kStep)};
+  return {(above.dg - below.dg) / (2 * kStep), (above.du - below.du) / (2 * kStep), (right.du - left.du) / (2 * kStep)};
 }
 
 // A clamp's derivative jumps at its limit. Masks are those of the reference, so no error jumps: a difference across the
@@ -123,7 +116,7 @@ Sensitivities compute_sensitivities(const Activation& kind, double scale) {
   });
   Sensitivities result;
   result.hidden = hidden.propagation(1.0);
-  result.hidden_gradient = gradient.propagation(kGaussianKurtosis);
+  result.hidden_gradient = gradient.propagation(kGaussianKurtosis);  // of dh
   result.gate_variance = gate.propagation(1.0).variance;
   result.up_variance = up.propagation(1.0).variance;
   return result;

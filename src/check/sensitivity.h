@@ -10,15 +10,22 @@
 
 namespace clowder::check {
 
-// One set of values, all hidden values of a batch for example.
+// Of a Gaussian: its fourth moment over its squared second one.
+inline constexpr double kGaussianKurtosis = 3.0;
+
+// One kind of values, all hidden values of a batch for example.
+//
+// Over n values, ||error|| / ||value|| spreads like the root of an F variable with n * freedom degrees of freedom in
+// both parts; freedom is 1 for an error and a value that are independent Gaussians. ||error|| alone spreads like the
+// root of a chi-squared variable with n * error_freedom degrees of freedom. `common` is the kurtosis of a factor that
+// each value and its error share, independent from value to value.
 struct Propagation {
-  // Mean squared error over mean square, in units of c^2.
-  double variance = 0.0;
-  // One value's worth for the relative error, in degrees of freedom: over n values, ||error|| / ||value|| spreads like the
-  // root of an F variable with n * freedom degrees of freedom in both parts. 1 if error and value were independent Gaussians.
-  double freedom = 0.0;
-  // The same for ||error|| alone: it spreads like the root of a chi-squared variable.
-  double error_freedom = 0.0;
+  double variance = 0.0;        // mean squared error over mean square, in units of c^2
+  double ratio_spread = 0.0;    // variance of ||error||^2 / ||value||^2 over n values, times n, over its mean's square
+  double error_kurtosis = 0.0;  // mean of the fourth power of an error over its mean square's square
+
+  double freedom(double common = 1.0) const { return 4.0 / (common * ratio_spread); }
+  double error_freedom(double common = 1.0) const { return 2.0 / (common * error_kurtosis - 1.0); }
 };
 
 struct Sensitivities {

@@ -5,11 +5,10 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "check/run.h"
 #include "cli/commands.h"
@@ -132,7 +131,8 @@ int run(Arguments& arguments, bool json) {
 void add_data_options(CLI::App& command, Arguments& arguments) {
   check::ProblemSpec& spec = arguments.spec;
   command.add_option("--ranks", arguments.ranks, "expert-parallel ranks, all in this process")->capture_default_str();
-  command.add_option("--tokens", arguments.tokens, "a total, split as evenly as can be, or one number a rank: 17,16,7,1")
+  command
+      .add_option("--tokens", arguments.tokens, "a total, split as evenly as can be, or one number a rank: 17,16,7,1")
       ->capture_default_str();
   command.add_option("--hidden", spec.hidden, "hidden width H")->capture_default_str();
   command.add_option("--intermediate", spec.intermediate, "intermediate width I of an expert")->capture_default_str();
@@ -174,11 +174,14 @@ void add_run_options(CLI::App& command, Arguments& arguments) {
 
 void add_check_command(CLI::App& program, Chosen& chosen) {
   CLI::App* command = program.add_subcommand("check", "run one layer and compare it with the fp64 reference");
+  // Scripts append options to override earlier ones.
+  command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   const auto arguments = std::make_shared<Arguments>();
   add_data_options(*command, *arguments);
   add_run_options(*command, *arguments);
   command->add_flag("--json", chosen.json, "print one JSON object");
-  command->callback([&chosen, arguments] { chosen.run = [&chosen, arguments] { return run(*arguments, chosen.json); }; });
+  command->callback(
+      [&chosen, arguments] { chosen.run = [&chosen, arguments] { return run(*arguments, chosen.json); }; });
 }
 
 }  // namespace clowder::cli

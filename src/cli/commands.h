@@ -1,19 +1,17 @@
 // The commands of `clowder`. Each adds itself to the program, and what it does when it is chosen returns an exit code.
 #pragma once
 
-#include <functional>
-
 #include <CLI/CLI.hpp>
+#include <functional>
 
 namespace clowder::cli {
 
 enum ExitCode {
   kFine = 0,
-  kCheckFailed = 1,
+  kCheckFailed = 1,  // or broke, by a fault of Clowder's own
   kBadArguments = 2,
   kUnsupportedHere = 3,
   kTimedOut = 4,
-  kInternalError = 5,
 };
 
 // What a parsed command is to do.

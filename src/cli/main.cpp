@@ -1,11 +1,10 @@
 // The command `clowder`.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <string>
-
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "cli/commands.h"
 #include "clowder/types.h"
@@ -25,7 +24,7 @@ int exit_code(ErrorCode code) {
     case ErrorCode::kInternal:
       break;
   }
-  return kInternalError;
+  return kCheckFailed;
 }
 
 int report_error(const char* code, std::string message, int exit, bool json) {
@@ -66,7 +65,7 @@ int run(int argc, char** argv) {
     return report_error(to_string(ErrorCode::kUnsupported), "this machine has too little memory for that shape",
                         kUnsupportedHere, chosen.json);
   } catch (const std::exception& error) {
-    return report_error(to_string(ErrorCode::kInternal), error.what(), kInternalError, chosen.json);
+    return report_error(to_string(ErrorCode::kInternal), error.what(), kCheckFailed, chosen.json);
   }
 }
 

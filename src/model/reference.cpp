@@ -192,8 +192,8 @@ class Reference {
     scatter_add(dx, rows, results_.dx, [](const Row&) { return 1.0; });
     multiply_add({width, hidden_, count}, dg.transposed(), x_view, dw13, threads_);
     multiply_add({width, hidden_, count}, du.transposed(), x_view, dw13 + size, threads_);
-    multiply_add({hidden_, width, count}, row_major(dy.data(), hidden_).transposed(),
-                 row_major(hidden.h.data(), width), dw2, threads_);
+    multiply_add({hidden_, width, count}, row_major(dy.data(), hidden_).transposed(), row_major(hidden.h.data(), width),
+                 dw2, threads_);
   }
 
   const ReferenceInputs& inputs_;

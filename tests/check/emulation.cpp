@@ -84,8 +84,8 @@ class Emulation {
         rows.weights.push_back(1.0);
       }
       first += count;
-      const Gradients gradients = run_expert(rows, problem_.shared_w13.data(), problem_.shared_w2.data(),
-                                             problem_.shape.shared_intermediate);
+      const Gradients gradients =
+          run_expert(rows, problem_.shared_w13.data(), problem_.shared_w2.data(), problem_.shape.shared_intermediate);
       add_rank(gradients.w13, problem_.main_shared_w13, sum_w13);
       add_rank(gradients.w2, problem_.main_shared_w2, sum_w2);
     }
@@ -108,7 +108,8 @@ class Emulation {
     Matrix matrix;
     for (const std::int64_t token : rows.tokens) {
       for (std::int64_t j = 0; j < problem_.shape.hidden; ++j) {
-        matrix.push_back(static_cast<double>(to_float(tensor[static_cast<std::size_t>(token * problem_.shape.hidden + j)])));
+        matrix.push_back(
+            static_cast<double>(to_float(tensor[static_cast<std::size_t>(token * problem_.shape.hidden + j)])));
       }
     }
     return matrix;

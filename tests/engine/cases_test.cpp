@@ -1,7 +1,9 @@
 // Faults that users of such systems have met, by the numbers of the team's list of cases.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "engine/layer_case.h"

@@ -249,7 +249,7 @@ TEST_P(EveryInstructionSet, SpecialValuesAreRoundedAsTheModelRounds) {
 std::vector<const Kernels*> all_usable() { return {usable_kernels().begin(), usable_kernels().end()}; }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryInstructionSet, testing::ValuesIn(all_usable()),
-                         [](const auto& info) { return std::string(info.param->name); });
+                         [](const auto& set) { return std::string(set.param->name); });
 
 }  // namespace
 }  // namespace clowder::cpu

@@ -63,9 +63,13 @@ TEST(Shape, EveryBadArgumentIsNamed) {
   for (const std::int32_t experts : {0, -8, 65537}) {
     refuse("num_experts", std::to_string(experts), [&](LayerShape& s) { s.num_experts = experts; });
   }
-  refuse("num_experts", "8", [](LayerShape&) {}, 3);
-  refuse("num_experts", "8", [](LayerShape&) {}, 16);
-  for (const int ranks : {0, -1}) refuse("group", std::to_string(ranks), [](LayerShape&) {}, ranks);
+  refuse(
+      "num_experts", "8", [](LayerShape&) {}, 3);
+  refuse(
+      "num_experts", "8", [](LayerShape&) {}, 16);
+  for (const int ranks : {0, -1})
+    refuse(
+        "group", std::to_string(ranks), [](LayerShape&) {}, ranks);
   for (const std::int32_t topk : {0, -1, 17}) {
     refuse("topk", std::to_string(topk), [&](LayerShape& s) { s.topk = topk; });
   }

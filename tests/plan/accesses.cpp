@@ -44,9 +44,7 @@ void AccessList::end() {
   }
 }
 
-Tag x_tag(std::int32_t layer, std::int32_t rank, std::int64_t token) {
-  return make_tag(Value::kX, layer, rank, token);
-}
+Tag x_tag(std::int32_t layer, std::int32_t rank, std::int64_t token) { return make_tag(Value::kX, layer, rank, token); }
 Tag dy_tag(std::int32_t layer, std::int32_t rank, std::int64_t token) {
   return make_tag(Value::kDy, layer, rank, token);
 }
@@ -300,9 +298,8 @@ class Lister {
       list_.write_once(layer_->dx.at(block_, tile_), tag(Value::kDx, block_, tile_));
     }
     if (tile_ != 0 || !shape_.needs.topk_weights) return;
-    for_each_routed_slot([&](std::int32_t slot) {
-      list_.read(workspace_.dw_slots.at(slot), tag(Value::kDwSlot, slot));
-    });
+    for_each_routed_slot(
+        [&](std::int32_t slot) { list_.read(workspace_.dw_slots.at(slot), tag(Value::kDwSlot, slot)); });
     list_.write_once(layer_->dw.at(block_), tag(Value::kDw, block_));
   }
 
@@ -360,9 +357,8 @@ class Lister {
   }
 
   void read_tokens(const Grid& grid, Tag (*token_tag)(std::int32_t, std::int32_t, std::int64_t), std::int32_t block) {
-    for_each_token(block, [&](std::int32_t token) {
-      list_.read(grid.at(token), token_tag(layer_index_, pass_.rank, token));
-    });
+    for_each_token(block,
+                   [&](std::int32_t token) { list_.read(grid.at(token), token_tag(layer_index_, pass_.rank, token)); });
   }
 
   void read_row(const Grid& grid, std::int32_t row, std::int32_t tiles, Value value, std::int32_t block) {
@@ -379,9 +375,8 @@ class Lister {
   void read_slots(std::int32_t own_tiles, std::int32_t pushed_tiles) {
     for (std::int32_t t = 0; t < pushed_tiles; ++t) {
       if (!tiles_overlap(tile_, own_tiles, t, pushed_tiles)) continue;
-      for_each_routed_slot([&](std::int32_t slot) {
-        list_.read(workspace_.slots.at(slot, t), tag(Value::kSlot, slot, t));
-      });
+      for_each_routed_slot(
+          [&](std::int32_t slot) { list_.read(workspace_.slots.at(slot, t), tag(Value::kSlot, slot, t)); });
     }
   }
 
@@ -493,8 +488,9 @@ void check_outputs(const PassContext& context) {
     if (cell.tag != tag) throw Violation(to_string(tag) + " was never written");
   });
   // Valid routes are counted from the ids themselves, not from the schedule.
-  const Routing& routing = context.spec->steps[static_cast<std::size_t>(
-      context.spec->program[static_cast<std::size_t>(context.instance)].step)];
+  const Routing& routing =
+      context.spec
+          ->steps[static_cast<std::size_t>(context.spec->program[static_cast<std::size_t>(context.instance)].step)];
   const std::vector<std::int32_t>& ids = routing.topk_idx[static_cast<std::size_t>(context.rank->rank)];
   for (std::size_t slot = 0; slot < ids.size(); ++slot) {
     if (is_expert(ids[slot], context.spec->schedule.num_experts)) {

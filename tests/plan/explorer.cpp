@@ -411,8 +411,7 @@ class Explorer::Simulation {
   bool have_waits_ended(std::int32_t index, Actor& agent, Group& group) {
     for (; agent.waits_met < agent.waits.size(); ++agent.waits_met) {
       const Wait& wait = agent.waits[agent.waits_met];
-      if (wait.is_flag ? !are_flags_raised(index, agent, group, wait.flag)
-                       : !has_counted(index, agent, group, wait)) {
+      if (wait.is_flag ? !are_flags_raised(index, agent, group, wait.flag) : !has_counted(index, agent, group, wait)) {
         return false;
       }
     }
@@ -523,9 +522,8 @@ class Explorer::Simulation {
     const Group& group = groups_[static_cast<std::size_t>(who.group)];
     std::string text = "pass " + std::to_string(group.next_operation);
     if (who.role == Role::kHost) return text + ", host of rank " + std::to_string(group.first_rank);
-    return text + ", rank " + std::to_string(group.first_rank + who.task.rank()) + ", " +
-           to_string(who.task.kind()) + " (block " + std::to_string(who.task.block) + ", tile " +
-           std::to_string(who.task.tile) + ")";
+    return text + ", rank " + std::to_string(group.first_rank + who.task.rank()) + ", " + to_string(who.task.kind()) +
+           " (block " + std::to_string(who.task.block) + ", tile " + std::to_string(who.task.tile) + ")";
   }
 
   std::string describe_wait(const Actor& agent) {

@@ -85,7 +85,8 @@ void Cell::begin_read(Tag expected) {
 
 void Cell::begin_write(Tag written) {
   if (is_written) throw Violation("writes " + to_string(written) + " where another writes");
-  if (readers != 0) throw Violation("writes " + to_string(written) + " over " + to_string(tag) + ", which is being read");
+  if (readers != 0)
+    throw Violation("writes " + to_string(written) + " over " + to_string(tag) + ", which is being read");
   is_written = true;
 }
 

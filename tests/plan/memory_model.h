@@ -29,9 +29,9 @@ enum class Value : std::int32_t {
   kPulledDy,
   kPulledWeights,
   kKeptX,
-  kHidden,         // h
-  kGateUp,         // g and u
-  kGradient,       // dg and du
+  kHidden,          // h
+  kGateUp,          // g and u
+  kGradient,        // dg and du
   kWeightedHidden,  // wh
   kDwPartial,
   kSlot,
@@ -109,24 +109,24 @@ class Arena {
 
 // One rank's workspace: all passes and layers share it.
 struct Workspace {
-  Grid ids;                // [2], by the epoch's parity
-  Grid staged_x;           // [max_tokens]; peers read these three
+  Grid ids;       // [2], by the epoch's parity
+  Grid staged_x;  // [max_tokens]; peers read these three
   Grid staged_dy;
   Grid staged_weights;
-  Grid x_ring;             // [ring]
+  Grid x_ring;  // [ring]
   Grid dy_ring;
   Grid weights_ring;
-  Grid hidden_ring;        // [ring, up tiles]
-  Grid gate_up_ring;       // [ring, up tiles]
-  Grid gradient_ring;      // [ring, hidden tiles]
-  Grid weighted_ring;      // [ring, hidden tiles]
-  Grid dw_ring;            // [ring, hidden tiles]
-  Grid slots;              // [max_tokens * K, column tiles]; peers write these two
-  Grid dw_slots;           // [max_tokens * K]
-  Grid carry;              // [weight tiles]
-  Grid shared_hidden;      // [token blocks, shared up tiles]
-  Grid shared_gradient;    // [token blocks, shared hidden tiles]
-  Grid shared_weighted;    // [token blocks, shared hidden tiles]
+  Grid hidden_ring;      // [ring, up tiles]
+  Grid gate_up_ring;     // [ring, up tiles]
+  Grid gradient_ring;    // [ring, hidden tiles]
+  Grid weighted_ring;    // [ring, hidden tiles]
+  Grid dw_ring;          // [ring, hidden tiles]
+  Grid slots;            // [max_tokens * K, column tiles]; peers write these two
+  Grid dw_slots;         // [max_tokens * K]
+  Grid carry;            // [weight tiles]
+  Grid shared_hidden;    // [token blocks, shared up tiles]
+  Grid shared_gradient;  // [token blocks, shared hidden tiles]
+  Grid shared_weighted;  // [token blocks, shared hidden tiles]
 };
 
 // What belongs to one layer on one rank: the caller's tensors and what forward saves.

@@ -131,9 +131,8 @@ void recomputes_after_all_hidden(const PassShape&, Queues& queues) {
 }
 
 void without_empty_experts(const PassShape&, Queues& queues) {
-  std::erase_if(queues.math_list.segments, [](const Segment& segment) {
-    return segment.kind == TaskKind::kWeight && segment.num_blocks == 0;
-  });
+  std::erase_if(queues.math_list.segments,
+                [](const Segment& segment) { return segment.kind == TaskKind::kWeight && segment.num_blocks == 0; });
   queues.math_list.renumber();
 }
 
@@ -170,7 +169,7 @@ Mutant queues_mutant(const char* name, decltype(Mutant::edit_queues) edit) {
   return mutant;
 }
 
-Mutant switch_mutant(const char* name, bool Mutant::* member) {
+Mutant switch_mutant(const char* name, bool Mutant::*member) {
   Mutant mutant;
   mutant.name = name;
   mutant.*member = true;
@@ -228,8 +227,7 @@ std::vector<Mutant> backward_mutants() {
       waits_mutant("weight_misses_last_block", weight_misses_last_block),
       waits_mutant("weight_skips_carry", without_counter<TaskKind::kWeight, CounterKind::kCarry>),
       waits_mutant("weight_misses_a_carry", one_less<TaskKind::kWeight, CounterKind::kCarry>),
-      waits_mutant("shared_weight_skips_hidden",
-                   without_counter<TaskKind::kSharedWeight, CounterKind::kSharedUp>),
+      waits_mutant("shared_weight_skips_hidden", without_counter<TaskKind::kSharedWeight, CounterKind::kSharedUp>),
       waits_mutant("input_sum_skips_shared_hidden", without_counter<TaskKind::kInputSum, CounterKind::kSharedUp>),
       waits_mutant("input_sum_skips_done", without_flag<TaskKind::kInputSum, FlagKind::kDone>),
       early_mutant("weight_signals_early", is_weight),

@@ -122,8 +122,8 @@ class OrderChecker {
 
   void require(bool condition, const Task& task, const char* complaint) {
     if (condition) return;
-    complaints_.push_back(std::string(to_string(task.kind())) + " of rank " + std::to_string(task.rank()) +
-                          ", block " + std::to_string(task.block) + ": " + complaint);
+    complaints_.push_back(std::string(to_string(task.kind())) + " of rank " + std::to_string(task.rank()) + ", block " +
+                          std::to_string(task.block) + ": " + complaint);
   }
 
   void collect(const Queue& queue, bool is_math) {

@@ -25,9 +25,7 @@ class Random {
   std::int32_t between(std::int32_t low, std::int32_t high) {
     return low + static_cast<std::int32_t>(below(static_cast<std::uint32_t>(high - low + 1)));
   }
-  bool chance(double probability) {
-    return static_cast<double>(next() >> 11) * 0x1.0p-53 < probability;
-  }
+  bool chance(double probability) { return static_cast<double>(next() >> 11) * 0x1.0p-53 < probability; }
   template <class T, int N>
   T pick(const T (&choices)[N]) {
     return choices[below(N)];

@@ -13,9 +13,7 @@ std::int32_t random_ranks(Random& random) {
   return random.chance(0.6) ? random.between(1, 4) : random.between(1, 8);
 }
 
-std::int32_t random_topk(Random& random) {
-  return random.chance(0.04) ? random.between(5, 16) : random.between(1, 4);
-}
+std::int32_t random_topk(Random& random) { return random.chance(0.04) ? random.between(5, 16) : random.between(1, 4); }
 
 ScheduleShape random_shape(Random& random) {
   ScheduleShape shape;
@@ -83,8 +81,7 @@ Routing random_routing(Random& random, const ScheduleShape& shape) {
 Needs random_needs(Random& random) {
   Needs needs;
   if (random.chance(0.4)) return needs;
-  for (bool* need :
-       {&needs.x, &needs.topk_weights, &needs.w13, &needs.w2, &needs.shared_w13, &needs.shared_w2}) {
+  for (bool* need : {&needs.x, &needs.topk_weights, &needs.w13, &needs.w2, &needs.shared_w13, &needs.shared_w2}) {
     *need = random.chance(0.5);
   }
   return needs;
@@ -261,8 +258,8 @@ std::string describe(const PlanSpec& spec) {
        << spec.blocks << " blocks, E " << spec.schedule.num_experts << ", K " << spec.schedule.topk << ", max_tokens "
        << spec.schedule.max_tokens << ", block_rows " << spec.forward_ring.block_rows << ", ring "
        << spec.forward_ring.ring_blocks << "/" << spec.backward_ring.ring_blocks << ", chunk "
-       << spec.forward_ring.chunk_blocks << "/" << spec.backward_ring.chunk_blocks << ", saved_rows "
-       << spec.saved_rows << (spec.has_shared ? ", shared" : "") << (spec.keep_x ? ", keep_x" : "")
+       << spec.forward_ring.chunk_blocks << "/" << spec.backward_ring.chunk_blocks << ", saved_rows " << spec.saved_rows
+       << (spec.has_shared ? ", shared" : "") << (spec.keep_x ? ", keep_x" : "")
        << (spec.staged_inputs ? ", staged" : "") << ", passes";
   for (const Operation& operation : spec.program) {
     text << ' ' << "SFB"[static_cast<int>(operation.pass)]

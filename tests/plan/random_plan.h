@@ -40,8 +40,8 @@ struct Interleaving {
   std::uint64_t seed = 0;
   Priorities priorities = Priorities::kRandom;
   double random = 1;
-  double change = 0;      // of kRandom: probability that the agent that ran gets the lowest priority
-  double slow_tasks = 0;  // probability that a task, once begun, stays in progress as long as others can run
+  double change = 0;              // of kRandom: probability that the agent that ran gets the lowest priority
+  double slow_tasks = 0;          // probability that a task, once begun, stays in progress as long as others can run
   std::uint32_t slow_kinds = 0;   // a bit for each kind whose tasks do so always,
   bool slow_from_ticket = false;  // or do not even begin
   bool flags_at_once = false;

@@ -32,8 +32,8 @@ std::vector<GlobalSlot> naive_order(const ScheduleShape& shape, const Routing& r
     const auto r = static_cast<std::size_t>(rank);
     for (std::int32_t token = 0; token < routing.tokens[r]; ++token, ++global_token) {
       for (std::int32_t k = 0; k < shape.topk; ++k) {
-        slots.push_back({rank, token, k, global_token,
-                         routing.topk_idx[r][static_cast<std::size_t>(token * shape.topk + k)]});
+        slots.push_back(
+            {rank, token, k, global_token, routing.topk_idx[r][static_cast<std::size_t>(token * shape.topk + k)]});
       }
     }
   }
@@ -59,9 +59,8 @@ std::vector<std::int32_t> naive_build(const ScheduleShape& shape, const Routing&
   const Schedule schedule = view_schedule(shape, words.data());
   const std::vector<GlobalSlot> slots = naive_order(shape, routing);
   *schedule.rank = rank;
-  *schedule.skipped_ids = static_cast<std::int32_t>(std::count_if(slots.begin(), slots.end(), [&](const auto& slot) {
-    return slot.id < -1 || slot.id >= shape.num_experts;
-  }));
+  *schedule.skipped_ids = static_cast<std::int32_t>(std::count_if(
+      slots.begin(), slots.end(), [&](const auto& slot) { return slot.id < -1 || slot.id >= shape.num_experts; }));
   std::copy(routing.tokens.begin(), routing.tokens.end(), schedule.tokens);
   std::int32_t row = 0;
   for (std::int32_t expert = 0; expert < shape.num_experts; ++expert) {
