@@ -10,9 +10,13 @@ loss.png, expert_load.png and sample.txt.
 
 from __future__ import annotations
 
+import os
+
+# Before PyTorch loads: its threads would spin between operators, and take the cores from the engine's.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import argparse
 import math
-import os
 import signal
 import sys
 import time

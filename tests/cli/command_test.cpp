@@ -37,7 +37,8 @@ class Command : public testing::Test {
   Outcome run(const std::string& arguments) const {
     const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
     const fs::path errors = fs::path(testing::TempDir()) / ("clowder_" + name + ".txt");
-    const std::string line = "'" + program_.string() + "' " + arguments + " 2>'" + errors.string() + "'";
+    std::string line = program_.string();
+    line.append(" ").append(arguments).append(" 2>").append(errors.string());
     FILE* pipe = popen(line.c_str(), "r");
     Outcome outcome;
     std::array<char, 4096> buffer;

@@ -139,7 +139,7 @@ def test_case_34_frozen_router_and_frozen_experts():
 def test_fp32_parameters_need_autocast():
     module = make(dtype=torch.float32)
     x = torch.randn(6, 64)
-    with pytest.raises(clowder.ClowderError, match="x: torch.float32"):
+    with pytest.raises(clowder.ClowderError, match=r"x: torch\.float32"):
         module(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = module(x)
