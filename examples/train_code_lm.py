@@ -42,7 +42,7 @@ def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", type=int, default=4, help="expert-parallel ranks in this process [4]")
     add("--engine", choices=("auto", "cpu"), default="auto", help="auto takes the best one of this machine [auto]")
-    add("--steps", type=int, default=700, help="optimizer steps [700]")
+    add("--steps", type=int, default=400, help="optimizer steps [400]")
     add("--layers", type=int, default=4, help="transformer layers [4]")
     add("--width", type=int, default=128, help="hidden width, a multiple of 32 [128]")
     add("--heads", type=int, default=4, help="attention heads [4]")

@@ -13,6 +13,9 @@ namespace {
 
 // The chance that one of the measures of one tensor exceeds its bound by itself.
 constexpr double kChance = 1e-4;
+// Rows get a ten-thousandth of it. A row's error may come from one hidden value: a product of several Gaussians, whose
+// tail is heavier than the chi-squared one of its kurtosis. A row needs no bound as tight as a tensor's.
+constexpr double kRowCare = 1e4;
 // Widths are finite, so g and u are Gaussian only nearly, and their variance differs a little from token to token.
 constexpr double kModelMargin = 1.01;
 // What rounding a sum of two bf16 values counts above 1.
@@ -119,7 +122,7 @@ class LayerBounder {
     const double count = routes_.hidden.count();
     const Part tensor{count, routes_.tokens.count() * hidden(), 1.0};
     const Part columns{count, routes_.tokens.count() * kColumnBlock, blocks(hidden())};
-    const Part one_row{routes_.fewest_hidden, hidden(), tokens()};
+    const Part one_row{routes_.fewest_hidden, hidden(), kRowCare * tokens()};
     TensorBounds bounds;
     bounds.expected = bounder_.expected(variance);
     bounds.rel = bounder_.bound(variance, propagation, tensor);
@@ -134,7 +137,7 @@ class LayerBounder {
     const Variance variance{s, 0.0};
     const Propagation& propagation = sensitivities_.hidden;
     const Part tensor{routes_.routes * intermediate(), routes_.routes, 1.0};
-    const Part one_row{routes_.fewest_routes * intermediate(), routes_.fewest_routes, tokens()};
+    const Part one_row{routes_.fewest_routes * intermediate(), routes_.fewest_routes, kRowCare * tokens()};
     TensorBounds bounds;
     bounds.expected = bounder_.expected(variance);
     bounds.rel = bounder_.bound(variance, propagation, tensor);
@@ -201,7 +204,7 @@ class LayerBounder {
     const WeightParts parts{
         {rows * intermediate(), experts * outputs * hidden(), 1.0},
         {rows * intermediate(), experts * outputs * kColumnBlock, blocks(hidden())},
-        {smallest.rows, hidden(), num_experts() * outputs},
+        {smallest.rows, hidden(), kRowCare * num_experts() * outputs},
         {smallest.rows * intermediate(), outputs * hidden(), num_experts()},
     };
     const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
@@ -220,7 +223,7 @@ class LayerBounder {
         {rows * intermediate(), experts * hidden() * intermediate(), 1.0},
         {rows * kColumnBlock, experts * hidden() * kColumnBlock, blocks(intermediate())},
         // One column of dy multiplies all of a row.
-        {smallest.rows * intermediate(), intermediate(), num_experts() * hidden(), kGaussianKurtosis},
+        {smallest.rows * intermediate(), intermediate(), kRowCare * num_experts() * hidden(), kGaussianKurtosis},
         {smallest.rows * intermediate(), hidden() * intermediate(), num_experts()},
     };
     const double rounds = rounds_gradient();
@@ -241,7 +244,7 @@ class LayerBounder {
     const WeightParts parts{
         {values, outputs * hidden(), 1.0},
         {values, outputs * kColumnBlock, blocks(hidden())},
-        {tokens(), hidden(), outputs},
+        {tokens(), hidden(), kRowCare * outputs},
         {values, outputs * hidden(), 1.0},
     };
     const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
@@ -256,7 +259,7 @@ class LayerBounder {
     const WeightParts parts{
         {values, hidden() * shared_intermediate(), 1.0},
         {tokens() * kColumnBlock, hidden() * kColumnBlock, blocks(shared_intermediate())},
-        {values, shared_intermediate(), hidden(), kGaussianKurtosis},
+        {values, shared_intermediate(), kRowCare * hidden(), kGaussianKurtosis},
         {values, hidden() * shared_intermediate(), 1.0},
     };
     const double rounds = shared_roundings();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
 
 #include "check/report.h"
@@ -275,6 +276,26 @@ INSTANTIATE_TEST_SUITE_P(Emulated, BoundsHold, testing::ValuesIn(kCases),
 
 INSTANTIATE_TEST_SUITE_P(Emulated, LongBoundsHold, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
+
+TEST(TensorReport, AsksForEveryMeasure) {
+  TensorReport report;
+  report.has_experts = true;
+  report.errors = {1.0, 1.0, 1.0, 1.0, 1.0};
+  report.bounds = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0};
+  EXPECT_TRUE(report.ok());
+  for (double Comparison::*measure : {&Comparison::rel, &Comparison::rel_worst_column_block, &Comparison::rel_worst_row,
+                                      &Comparison::rel_worst_expert, &Comparison::worst_row_error}) {
+    TensorReport wrong = report;
+    wrong.errors.*measure = 1.01;
+    EXPECT_FALSE(wrong.ok());
+  }
+  report.has_experts = false;
+  report.errors.rel_worst_expert = 2.0;
+  EXPECT_TRUE(report.ok());
+  // Nothing without limit is fine, even where the bound has none.
+  report.errors.rel_worst_row = report.bounds.row = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(report.ok());
+}
 
 // A tensor by the name that reports give it.
 std::vector<float>& tensor_of(LayerTensors& tensors, const std::string& name) {
