@@ -28,8 +28,7 @@ EngineStep::EngineStep(const Problem& problem, const Workspace& workspace, bool 
     : problem_(problem),
       num_ranks_(problem.spec.num_ranks()),
       schedule_words_(workspace.schedule_words()),
-      saved_rows_(workspace.saved_rows()),
-      keep_x_(keep_x) {
+      saved_rows_(workspace.saved_rows()) {
   const LayerShape& shape = problem.shape;
   const std::int64_t expert_size = shape.num_experts * shape.intermediate * shape.hidden;
   const std::int64_t shared_size = num_ranks_ * shape.shared_intermediate * shape.hidden;

@@ -52,7 +52,6 @@ class EngineStep {
   int num_ranks_;
   std::int64_t schedule_words_;
   std::int64_t saved_rows_;
-  bool keep_x_;
   std::vector<std::int64_t> first_token_;
   std::vector<std::int32_t> schedules_;
   std::vector<bf16> saved_gate_up_, saved_x_, saved_shared_gate_up_;

@@ -48,7 +48,8 @@ std::shared_ptr<Group> make_caller_owned_group(int rank, std::vector<std::byte*>
   const int size = static_cast<int>(bases.size());
   check_group_size(size);
   if (rank < 0 || rank >= size) {
-    throw Error(ErrorCode::kArgument, "rank: " + std::to_string(rank) + ", must be in [0, " + std::to_string(size) + ")");
+    throw Error(ErrorCode::kArgument,
+                "rank: " + std::to_string(rank) + ", must be in [0, " + std::to_string(size) + ")");
   }
   for (int r = 0; r < size; ++r) {
     const std::byte* base = bases[static_cast<std::size_t>(r)];

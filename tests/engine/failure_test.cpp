@@ -33,9 +33,9 @@ TEST(Failure, Case12ALostRankIsReportedByAllOthers) {
     const char* pass;
     const char* flag;
   };
-  for (const Expected& expected : {Expected{Phase::kSchedule, "schedule", "ids_ready"},
-                                   Expected{Phase::kForward, "forward", "inputs_ready"},
-                                   Expected{Phase::kBackward, "backward", "inputs_ready"}}) {
+  for (const Expected& expected :
+       {Expected{Phase::kSchedule, "schedule", "ids_ready"}, Expected{Phase::kForward, "forward", "inputs_ready"},
+        Expected{Phase::kBackward, "backward", "inputs_ready"}}) {
     for (const int lost : {0, 2}) {
       check::RunOptions options;
       options.workspace.timeout_s = 0.3;

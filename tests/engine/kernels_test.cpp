@@ -81,7 +81,8 @@ TEST_P(EveryInstructionSet, ProductsAreChainsOfFusedMultiplyAddsInOrder) {
     std::vector<float> panel(terms * kLanes, std::numeric_limits<float>::quiet_NaN());
     kernels_.pack_rows(row_pointers(x, terms).data(), count, terms, panel.data());
     std::vector<float> sums = start;
-    kernels_.multiply(panel.data(), {weights.data(), terms, WeightLayout::kOutputsByTerms}, terms, outputs, sums.data());
+    kernels_.multiply(panel.data(), {weights.data(), terms, WeightLayout::kOutputsByTerms}, terms, outputs,
+                      sums.data());
     EXPECT_TRUE(same_bits(sums, expected));
     sums = start;
     kernels_.multiply(panel.data(), {transposed.data(), outputs, WeightLayout::kTermsByOutputs}, terms, outputs,

@@ -95,7 +95,7 @@ check::ProblemSpec on_ranks(check::ProblemSpec spec, const std::vector<std::int6
   return spec;
 }
 
-check::ProblemSpec on_ranks(check::ProblemSpec spec, int ranks) {
+check::ProblemSpec on_ranks(const check::ProblemSpec& spec, int ranks) {
   return on_ranks(spec, check::split_tokens(spec.tokens(), ranks));
 }
 

@@ -58,6 +58,6 @@ void expect_close(const check::Problem& problem, const check::LayerTensors& tens
 
 // Splits a global batch as the counts say, rank by rank.
 check::ProblemSpec on_ranks(check::ProblemSpec spec, const std::vector<std::int64_t>& tokens_per_rank);
-check::ProblemSpec on_ranks(check::ProblemSpec spec, int ranks);
+check::ProblemSpec on_ranks(const check::ProblemSpec& spec, int ranks);
 
 }  // namespace clowder::test

@@ -96,7 +96,8 @@ WorkspaceOptions resolve_options(const LayerShape& shape, int num_ranks, const W
 
 void check_count(const char* name, std::size_t count, std::size_t num_local_ranks) {
   if (count == num_local_ranks) return;
-  refuse(name, std::to_string(count) + " entries", "one for each of the " + std::to_string(num_local_ranks) + " local ranks");
+  refuse(name, std::to_string(count) + " entries",
+         "one for each of the " + std::to_string(num_local_ranks) + " local ranks");
 }
 
 void check_ids(const LayerShape& shape, std::size_t num_local_ranks, const std::vector<ExpertIds>& ids,

@@ -82,8 +82,7 @@ void BackwardTasks::stage_inputs(const plan::Task& task) const {
   const auto bytes = static_cast<std::size_t>(num_tokens(rank) * shape_.hidden) * sizeof(bf16);
   std::memcpy(own.x, in.x, bytes);
   std::memcpy(own.dy, in.dout, bytes);
-  std::memcpy(own.weights, in.topk_weights,
-              static_cast<std::size_t>(num_tokens(rank) * shape_.topk) * sizeof(float));
+  std::memcpy(own.weights, in.topk_weights, static_cast<std::size_t>(num_tokens(rank) * shape_.topk) * sizeof(float));
 }
 
 void BackwardTasks::pull(const plan::Task& task) const {
@@ -122,8 +121,7 @@ void BackwardTasks::recompute(const plan::Task& task, const Scratch& scratch) co
   const RankView& rank = view(task);
   const Block block = row_block(rank, task.block);
   const std::int64_t width = shape_.intermediate;
-  const auto x =
-      consecutive_rows(rank.buffers->x.data() + block.ring_row * shape_.hidden, shape_.hidden, block.count);
+  const auto x = consecutive_rows(rank.buffers->x.data() + block.ring_row * shape_.hidden, shape_.hidden, block.count);
   const Rows<bf16> gate_up = recomputed_rows(rank, block);
   gate_up_tile(x, block_weights(task), width, tile_range(task.tile, kHiddenTile, width), &gate_up, nullptr, scratch);
 }
@@ -132,9 +130,8 @@ void BackwardTasks::hidden_tile(const HiddenRows& rows, const bf16* w2, std::int
                                 const float* weights, float* dw, const Scratch& scratch) const {
   constexpr int kPart = kHiddenTile * kLanes;
   float* part = scratch.sums;
-  const HiddenTile operands{tile.size,        part + kPart, part + 2 * kPart,
-                            weights,          part,         part + 3 * kPart,
-                            part + 4 * kPart, dw};
+  const HiddenTile operands{tile.size, part + kPart,     part + 2 * kPart, weights,
+                            part,      part + 3 * kPart, part + 4 * kPart, dw};
   static_assert(5 * kHiddenTile <= kScratchSums);
   product(rows.dy, {w2 + tile.begin, width, WeightLayout::kTermsByOutputs}, static_cast<int>(shape_.hidden), tile.size,
           scratch, operands.dh);
@@ -244,9 +241,8 @@ void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tile
       const WeightOperands rows = operands(b);
       if (target.is_w2) {
         kernels_.pack_columns(rows.weighted_hidden + column, width, rows.count, scratch.panel);
-        kernels_.multiply(scratch.panel,
-                          {rows.dy + target.rows.begin, shape_.hidden, WeightLayout::kTermsByOutputs}, rows.count,
-                          target.rows.size, scratch.sums);
+        kernels_.multiply(scratch.panel, {rows.dy + target.rows.begin, shape_.hidden, WeightLayout::kTermsByOutputs},
+                          rows.count, target.rows.size, scratch.sums);
       } else {
         kernels_.pack_columns(rows.x + column, shape_.hidden, rows.count, scratch.panel);
         const bf16* gradient = rows.gate_up_gradient + target.first_output + target.rows.begin;

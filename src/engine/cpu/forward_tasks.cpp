@@ -56,7 +56,8 @@ void ForwardTasks::shared_up(const plan::Task& task, const Scratch& scratch) con
   if (is_saved) {
     saved = consecutive_rows(in.saved.shared_gate_up + block.first_row * 2 * width, 2 * width, block.count);
   }
-  gate_up_tile(x, in.shared, width, tile_range(task.tile, kHiddenTile, width), is_saved ? &saved : nullptr, &h, scratch);
+  gate_up_tile(x, in.shared, width, tile_range(task.tile, kHiddenTile, width), is_saved ? &saved : nullptr, &h,
+               scratch);
 }
 
 void ForwardTasks::up(const plan::Task& task, const Scratch& scratch) const {
@@ -64,8 +65,7 @@ void ForwardTasks::up(const plan::Task& task, const Scratch& scratch) const {
   const ForwardInputs& in = inputs(task);
   const Block block = row_block(rank, task.block);
   const std::int64_t width = shape_.intermediate;
-  const auto x =
-      consecutive_rows(rank.buffers->x.data() + block.ring_row * shape_.hidden, shape_.hidden, block.count);
+  const auto x = consecutive_rows(rank.buffers->x.data() + block.ring_row * shape_.hidden, shape_.hidden, block.count);
   const auto h = consecutive_rows(rank.buffers->h.data() + block.ring_row * width, width, block.count);
   Rows<bf16> saved;
   const bool is_saved = plan::is_saved(pass_, *rank.pass, task.block);

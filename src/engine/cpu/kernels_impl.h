@@ -63,7 +63,8 @@ void transpose(const float* sums, int outputs, std::int64_t stride, float* rows)
   }
 }
 
-// kOutputStep weights of `terms` terms as floats; element (n, k) at to[n * kTermStride + k], or to[k * kOutputStep + n].
+// kOutputStep weights of `terms` terms as floats; element (n, k) at to[n * kTermStride + k], or to[k * kOutputStep +
+// n].
 template <class V>
 CLOWDER_HD_INLINE void convert_weights(const WeightView& weights, int n, int k, int terms, float* to) {
   constexpr int kWidth = V::kWidth;
@@ -202,7 +203,7 @@ void store_gradient(const float* sums, int outputs, GradientMode mode, void* gra
 
 template <class V>
 constexpr Kernels make_kernels(const char* name) {
-  return {name,        pack_rows<V>, pack_columns<V>,    multiply<V>, unpack_rows<V>,
+  return {name,         pack_rows<V>, pack_columns<V>,    multiply<V>, unpack_rows<V>,
           transpose<V>, activate<V>,  hidden_gradient<V>, combine<V>,  store_gradient<V>};
 }
 

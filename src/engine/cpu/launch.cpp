@@ -149,7 +149,8 @@ void Launch::run(TaskBodies& bodies) {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker, TaskBodies& bodies) try {
+void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker,
+                  TaskBodies& bodies) try {
   const Scratch scratch = scratch_.of_worker(worker);
   Jitter jitter(options_.jitter_seed, worker);
   std::int64_t cursor = 0;

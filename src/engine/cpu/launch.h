@@ -1,5 +1,5 @@
-// Runs a plan on threads. A block is a pair of threads: a math worker and a copy agent. Each takes tickets of its queue,
-// waits for what the plan says, does the task, and signals what the plan says.
+// Runs a plan on threads. A block is a pair of threads: a math worker and a copy agent. Each takes tickets of its
+// queue, waits for what the plan says, does the task, and signals what the plan says.
 #pragma once
 
 #include <atomic>

@@ -29,9 +29,7 @@ class PassPlan {
     std::int64_t num_tickets = 0;
 
     void append(plan::Segment segment);
-    plan::Queue queue() const {
-      return {list.data(), static_cast<std::int64_t>(list.size()), num_tickets};
-    }
+    plan::Queue queue() const { return {list.data(), static_cast<std::int64_t>(list.size()), num_tickets}; }
   };
   // The arrays behind a BlockTable.
   struct Tables {

@@ -20,7 +20,7 @@ struct Rows {
   int count = 0;
 
   template <class U>
-    requires std::is_convertible_v<T*, U*>
+  requires std::is_convertible_v<T*, U*>
   operator Rows<U>() const {
     Rows<U> result;
     result.count = count;
@@ -103,8 +103,8 @@ class PassTasks : public TaskBodies {
                     const Rows<bf16>* gate_up, const Rows<bf16>* h, const Scratch& scratch) const;
 
   // out = base + the token's slots, for one token. `weights` null: all ones.
-  void sum_slots(const RankView& rank, std::int64_t token, const float* weights, const float* base, const Range& columns,
-                 bf16* out) const;
+  void sum_slots(const RankView& rank, std::int64_t token, const float* weights, const float* base,
+                 const Range& columns, bf16* out) const;
 
   const LayerShape& shape_;
   const plan::PassShape& pass_;

@@ -1,5 +1,5 @@
-// Tile widths of the CPU engine and the tile counts that follow. They depend on H, I and Is alone, so that no result can
-// depend on anything else. On a CPU no width changes a bit except kHiddenTile: dw is summed tile by tile.
+// Tile widths of the CPU engine and the tile counts that follow. They depend on H, I and Is alone, so that no result
+// can depend on anything else. On a CPU no width changes a bit except kHiddenTile: dw is summed tile by tile.
 #pragma once
 
 #include <algorithm>

@@ -121,8 +121,7 @@ class Workspace::Implementation {
     plan::PassShape result;
     result.pass = pass;
     result.ring = ring_;
-    result.saved_rows =
-        cpu::are_rows_saved(saved, options_.saved_rows, options_.keep_x) ? options_.saved_rows : 0;
+    result.saved_rows = cpu::are_rows_saved(saved, options_.saved_rows, options_.keep_x) ? options_.saved_rows : 0;
     result.has_shared = shape_.shared_intermediate > 0;
     result.keep_x = options_.keep_x;
     result.tiles = cpu::make_tile_counts(shape_);
@@ -211,7 +210,7 @@ class Workspace::Implementation {
   plan::ScheduleShape schedule_shape_;
   plan::RingShape ring_;
   std::shared_ptr<SymmetricMemory> symmetric_memory_;
-  std::vector<cpu::RankMemory> memory_;     // of every rank of the group
+  std::vector<cpu::RankMemory> memory_;    // of every rank of the group
   std::vector<cpu::RankBuffers> buffers_;  // of the local ranks
   cpu::ScratchPool scratch_;
 
