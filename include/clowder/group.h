@@ -7,7 +7,7 @@
 
 namespace clowder {
 
-// One allocation of equal size on every rank, zeroed when it is created, aligned to 4096 bytes.
+// One allocation of equal size on every rank, zeroed when it is created, aligned to at least 256 bytes.
 class SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
@@ -34,9 +34,10 @@ std::shared_ptr<Group> make_virtual_group(int size);
 // `timeout_s` limits the host barrier at creation.
 std::vector<std::shared_ptr<Group>> make_threaded_groups(int size, double timeout_s);
 
-// Memory that the caller has allocated and mapped: `bases[r]` is rank r's zeroed part of `bytes_per_rank` bytes,
-// aligned to at least 256. The caller keeps it alive, and has passed a host barrier over the group after zeroing it. It
-// serves one allocation, so one workspace.
+// Memory that the caller has allocated and mapped: `bases[r]` is rank r's zeroed part, aligned to at least 256 bytes,
+// of `bytes_per_rank` >= Workspace::symmetric_bytes(shape, ranks). It serves one workspace of this rank. The caller
+// passes a host barrier over the group between zeroing it and the first call, and another one between every rank's last
+// call, also one that failed, and freeing it.
 std::shared_ptr<Group> make_caller_owned_group(int rank, std::vector<std::byte*> bases, std::size_t bytes_per_rank);
 
 }  // namespace clowder

@@ -25,13 +25,13 @@ struct WorkspaceOptions {
   static constexpr std::int64_t kDefault = -1;
 
   std::int64_t ring_rows = kDefault;   // rows that a pass holds at once; default: the larger of three chunks and a
-                                       // quarter of ceil(1.25 * max_tokens * K)
+                                       // quarter of ceil(1.25 * max_tokens * K), in whole row blocks
   std::int64_t saved_rows = kDefault;  // rows whose g and u are saved; the rest is recomputed in backward; default:
-                                       // ceil(1.25 * max_tokens * K)
+                                       // ceil(1.25 * max_tokens * K). All three are cut to what the worst routing fills
   std::int64_t chunk_rows = kDefault;  // grain of overlap
   std::int32_t blocks = kDefault;      // pairs of a math worker and a copy agent; default: the machine's cores
   bool keep_x = false;                 // keep pulled rows of x for backward instead of pulling them again
-  double timeout_s = 60.0;             // limit of every wait
+  double timeout_s = 60.0;             // a launch in which nothing has happened for so long is given up
   bool poison = false;                 // fill every buffer with NaN before each pass (tests)
   std::uint64_t jitter_seed = 0;       // random delays in copies and tasks (tests); 0 = none
 };
@@ -112,6 +112,8 @@ class Workspace {
   std::int64_t saved_rows() const;
   // Length in int32 of one rank's schedule.
   std::int64_t schedule_words() const;
+  // What one rank's part of the symmetric memory takes, for caller-owned groups.
+  static std::size_t symmetric_bytes(const LayerShape& shape, int num_ranks);
   // The smallest ring of this engine, in rows.
   static std::int64_t min_ring_rows();
 
@@ -119,13 +121,14 @@ class Workspace {
   // serves any number of passes, in any order, also beside other schedules.
   void build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules);
 
-  // Collective. x may be overwritten after backward (after forward where nothing is saved).
+  // Collective. x may be overwritten after its backward (after forward where no backward will run).
   void forward(const std::vector<ForwardInputs>& ranks);
 
   // Collective.
   void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode);
 
-  // A dead workspace throws Error(kTimeout) from every call; this tells before one is made.
+  // A workspace dies when a wait runs out of time or a task fails. From then on every call throws what killed it; this
+  // tells before one is made.
   bool is_dead() const;
   const std::vector<WaitReport>& wait_reports() const;
 
@@ -138,8 +141,10 @@ class Workspace {
 struct ScheduleSummary {
   std::int64_t skipped_ids = 0;             // of all ranks
   std::int64_t rows = 0;                    // that this rank receives
+  std::vector<std::int64_t> tokens;         // [R] of each rank
   std::vector<std::int64_t> expert_counts;  // [E] rows of every expert of the group
 };
+// Throws Error(kArgument) for memory that holds no schedule of this layer.
 ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule);
 
 }  // namespace clowder

@@ -127,6 +127,10 @@ void VirtualWorkspace::check(const PassAddresses& pass) const {
                                           " entries, must be one for each of " + std::to_string(num_ranks_) + " ranks");
   }
   require(pass.schedule, "schedule");
+  const ScheduleSummary summary = summarise(workspace_.shape(), num_ranks_, at<const std::int32_t>(pass.schedule));
+  if (summary.tokens != pass.tokens_per_rank) {
+    throw Error(ErrorCode::kArgument, "tokens_per_rank: not those that the schedule was built with, must be the same");
+  }
   require(pass.weights.w13, "w13");
   require(pass.weights.w2, "w2");
   if (workspace_.shape().shared_intermediate > 0) {

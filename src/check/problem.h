@@ -7,6 +7,7 @@
 
 #include "clowder/layer.h"
 #include "clowder/types.h"
+#include "model/gradient_mode.h"
 
 namespace clowder::check {
 
@@ -38,13 +39,6 @@ enum class TopkWeights {
 TopkWeights parse_topk_weights(const std::string& text);
 // "bf16", "fp32", "accumulate-fp32" or "accumulate-bf16"
 GradientMode parse_gradient_mode(const std::string& text);
-
-inline bool is_accumulating(GradientMode mode) {
-  return mode == GradientMode::kAccumulateBf16 || mode == GradientMode::kAccumulateFp32;
-}
-inline bool is_bf16(GradientMode mode) {
-  return mode == GradientMode::kAccumulateBf16 || mode == GradientMode::kWriteBf16;
-}
 
 struct ProblemSpec {
   std::vector<std::int64_t> tokens_per_rank = {256};

@@ -125,7 +125,7 @@ LayerTensors run_engine(const Problem& problem, const RunOptions& options, Repor
   std::unique_ptr<EngineStep> step;
   std::string first_digest;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
-    // Delays are drawn when a workspace is made, so each repeat with them has one of its own.
+    // Each repeat with delays draws others.
     if (!workspace || options.jitter) {
       step.reset();
       workspace.reset();
@@ -236,9 +236,11 @@ std::vector<RankOutcome> run_with_lost_rank(const ProblemSpec& spec, const RunOp
   options.progress("data");
   const Problem problem = make_problem(spec, options.threads);
   const WorkspaceOptions workspace_options = make_workspace_options(problem, options, 0);
+  // Arguments that no rank can use are refused before one waits for another.
+  Workspace(problem.shape, make_virtual_group(ranks), workspace_options);
   const auto groups = make_threaded_groups(ranks, options.workspace.timeout_s);
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(ranks));
-  // No workspace goes while another rank may still reach into its memory.
+  // As processes would: no workspace goes while another rank may still call.
   std::latch all_called(ranks);
 
   const auto drive = [&](int rank) {

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 
 #include "group/group_size.h"
@@ -8,7 +9,9 @@
 namespace clowder {
 namespace {
 
-// What the members of one group share: an allocation is made by its first caller and handed out once all have come.
+constexpr double kMostSeconds = 1e7;
+
+// What the members of one group share. Each has a turn in every allocation; the first to come makes it.
 class Meeting {
  public:
   Meeting(int size, double timeout_s) : size_(size), timeout_(timeout_s) {}
@@ -20,21 +23,24 @@ class Meeting {
     if (call == allocations_.size()) {
       allocations_.push_back({std::make_shared<LocalSymmetricMemory>(size_, bytes_per_rank), bytes_per_rank, 0});
     }
-    if (allocations_[call].bytes_per_rank != bytes_per_rank) {
+    Allocation& allocation = allocations_[call];
+    if (allocation.bytes_per_rank != bytes_per_rank) {
       throw Error(ErrorCode::kArgument, "workspace: rank " + std::to_string(rank) + " asks for " +
                                             std::to_string(bytes_per_rank) + " bytes, another rank for " +
-                                            std::to_string(allocations_[call].bytes_per_rank) +
+                                            std::to_string(allocation.bytes_per_rank) +
                                             "; all ranks must pass the same shape");
     }
-    ++allocations_[call].arrived;
-    all_here_.notify_all();
-    const bool complete = all_here_.wait_for(lock, timeout_, [&] { return allocations_[call].arrived == size_; });
-    if (!complete) {
-      throw Error(ErrorCode::kTimeout, "rank " + std::to_string(rank) + " waited for " +
-                                           std::to_string(size_ - allocations_[call].arrived) +
+    const std::shared_ptr<SymmetricMemory> memory = allocation.memory;
+    if (++allocation.arrived == size_) {
+      allocation.memory.reset();  // from here on it is the members'
+      all_here_.notify_all();
+    }
+    if (!all_here_.wait_for(lock, timeout_, [&] { return allocation.arrived == size_; })) {
+      const int missing = size_ - allocation.arrived--;
+      throw Error(ErrorCode::kTimeout, "rank " + std::to_string(rank) + " waited for " + std::to_string(missing) +
                                            " other ranks to create their workspace");
     }
-    return allocations_[call].memory;
+    return memory;
   }
 
  private:
@@ -48,7 +54,7 @@ class Meeting {
   std::chrono::duration<double> timeout_;
   std::mutex mutex_;
   std::condition_variable all_here_;
-  std::vector<Allocation> allocations_;
+  std::deque<Allocation> allocations_;  // references stay valid
 };
 
 class ThreadedGroup : public Group {
@@ -58,7 +64,9 @@ class ThreadedGroup : public Group {
   int size() const override { return meeting_->size(); }
   const std::vector<int>& local_ranks() const override { return ranks_; }
   std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes_per_rank) override {
-    return meeting_->allocate(ranks_[0], calls_++, bytes_per_rank);
+    std::shared_ptr<SymmetricMemory> memory = meeting_->allocate(ranks_[0], calls_, bytes_per_rank);
+    ++calls_;
+    return memory;
   }
 
  private:
@@ -71,6 +79,9 @@ class ThreadedGroup : public Group {
 
 std::vector<std::shared_ptr<Group>> make_threaded_groups(int size, double timeout_s) {
   check_group_size(size);
+  if (!(timeout_s > 0.0 && timeout_s <= kMostSeconds)) {
+    throw Error(ErrorCode::kArgument, "timeout_s: " + std::to_string(timeout_s) + ", must be above 0 and at most 1e7");
+  }
   const auto meeting = std::make_shared<Meeting>(size, timeout_s);
   std::vector<std::shared_ptr<Group>> groups;
   for (int rank = 0; rank < size; ++rank) groups.push_back(std::make_shared<ThreadedGroup>(rank, meeting));

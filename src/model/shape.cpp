@@ -32,7 +32,7 @@ void validate_range(const char* argument, std::int64_t value, std::int64_t least
 
 // A schedule is one flat int32 buffer whose entries are slots of all ranks.
 std::int64_t most_tokens(const LayerShape& shape, int num_ranks) {
-  const std::int64_t words_beside_rows = 4 + num_ranks + 2 * std::int64_t{shape.num_experts};
+  const std::int64_t words_beside_rows = 5 + num_ranks + 2 * std::int64_t{shape.num_experts};
   const std::int64_t words = std::numeric_limits<std::int32_t>::max() - words_beside_rows;
   return words / (std::int64_t{num_ranks} * shape.topk + 1);
 }

@@ -13,7 +13,7 @@ class Backoff {
     constexpr int kSpins = 64;
     constexpr int kYields = 64;
     constexpr std::chrono::microseconds kSleep{50};
-    ++rounds_;
+    if (rounds_ <= kSpins + kYields) ++rounds_;
     if (rounds_ <= kSpins) return false;
     if (rounds_ <= kSpins + kYields) {
       std::this_thread::yield();

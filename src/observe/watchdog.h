@@ -1,5 +1,5 @@
-// The time limit of waits. A launch is stuck when none of its tasks has ended for `timeout`; whoever finds that first
-// makes everybody leave.
+// The time limit of waits. A launch is stuck when no task is being executed and none has ended for `timeout`; whoever
+// finds that first makes everybody leave.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,11 @@ class Watchdog {
     note_progress();
   }
 
-  void note_progress() { last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+  void task_begins() { executing_.fetch_add(1, std::memory_order_relaxed); }
+  void task_ends() {
+    note_progress();
+    executing_.fetch_sub(1, std::memory_order_release);
+  }
 
   bool must_leave() const { return must_leave_.load(std::memory_order_acquire); }
 
@@ -25,6 +29,7 @@ class Watchdog {
   // For waiters: true when this wait is over without success.
   bool expired() {
     if (must_leave()) return true;
+    if (executing_.load(std::memory_order_acquire) > 0) return false;
     const Clock::duration last{last_progress_.load(std::memory_order_relaxed)};
     if (Clock::now().time_since_epoch() - last < timeout_) return false;
     make_all_leave();
@@ -32,8 +37,11 @@ class Watchdog {
   }
 
  private:
+  void note_progress() { last_progress_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+
   Clock::duration timeout_;
   std::atomic<Clock::rep> last_progress_{0};
+  std::atomic<int> executing_{0};
   std::atomic<bool> must_leave_{false};
 };
 

@@ -25,7 +25,16 @@ struct ScheduleShape {
   CLOWDER_HD std::int64_t max_rows() const { return num_ranks * slots_per_rank(); }
   // Length of the flat int32 buffer that holds a schedule.
   CLOWDER_HD std::int64_t words() const {
-    return 2 + num_ranks + num_experts + experts_per_rank() + 1 + max_tokens + max_rows();
+    return 3 + num_ranks + num_experts + experts_per_rank() + 1 + max_tokens + max_rows();
+  }
+  // Tells schedules of other shapes, and memory that holds none, apart from this shape's.
+  CLOWDER_HD std::int32_t signature() const {
+    std::uint32_t hash = 0x636c6f77u;
+    const std::int32_t numbers[] = {num_ranks, num_experts, topk, max_tokens};
+    for (const std::int32_t number : numbers) {
+      hash = (hash ^ static_cast<std::uint32_t>(number)) * 0x01000193u;
+    }
+    return static_cast<std::int32_t>(hash >> 1);
   }
 };
 
@@ -39,6 +48,7 @@ struct RowSource {
 template <class Word>
 struct BasicScheduleView {
   ScheduleShape shape;
+  Word* signature;         // [1] of the shape
   Word* skipped_ids;       // [1] slots of all ranks whose id is neither -1 nor in [0, E)
   Word* rank;              // [1] whose schedule this is
   Word* tokens;            // [R] tokens of each rank
@@ -68,9 +78,10 @@ template <class Word>
 CLOWDER_HD inline BasicScheduleView<Word> view_schedule(const ScheduleShape& shape, Word* words) {
   BasicScheduleView<Word> view;
   view.shape = shape;
-  view.skipped_ids = words;
-  view.rank = words + 1;
-  view.tokens = words + 2;
+  view.signature = words;
+  view.skipped_ids = words + 1;
+  view.rank = words + 2;
+  view.tokens = words + 3;
   view.expert_counts = view.tokens + shape.num_ranks;
   view.expert_row_begin = view.expert_counts + shape.num_experts;
   view.route_mask = view.expert_row_begin + shape.experts_per_rank() + 1;
@@ -110,6 +121,7 @@ CLOWDER_HD inline void build_schedule(std::int32_t rank, const ExchangedIds& ids
   const std::int32_t local_experts = shape.experts_per_rank();
   const std::int32_t first_expert = rank * local_experts;
 
+  *schedule.signature = shape.signature();
   *schedule.rank = rank;
   *schedule.skipped_ids = 0;
   for (std::int32_t r = 0; r < shape.num_ranks; ++r) schedule.tokens[r] = ids.tokens[r];

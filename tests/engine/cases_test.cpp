@@ -174,21 +174,6 @@ TEST(Case, Case10UnnormalisedWeightsOnTwoRanks) {
   EXPECT_EQ(expect_ok(spec)["dtopk_weights"], expect_ok(on_ranks(spec, 2))["dtopk_weights"]);
 }
 
-TEST(Case, Case11MemoryFullOfOnesBeforeCreation) {
-  ProblemSpec spec = small_layer({12, 9, 14});
-  spec.num_experts = 6;
-  for (int creation = 0; creation < 3; ++creation) {
-    for (const std::size_t bytes : {std::size_t{1} << 12, std::size_t{1} << 16, std::size_t{1} << 22}) {
-      std::vector<unsigned char> filled(bytes, 0xff);
-      volatile unsigned char sink = filled[bytes / 2];
-      (void)sink;
-    }
-    LayerCase layer(spec, {});
-    const std::string expected = layer.step();
-    for (int step = 0; step < scaled(33, 5); ++step) ASSERT_EQ(layer.step(), expected);  // three passes each
-  }
-}
-
 TEST(Case, Case13AllWidthsDifferent) {
   ProblemSpec spec = small_layer({30, 34});
   spec.hidden = scaled(512, 256);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <thread>
@@ -33,12 +34,15 @@ TEST(Failure, Case12ALostRankIsReportedByAllOthers) {
     const char* pass;
     const char* flag;
   };
+  const std::int32_t block_counts[] = {1, 2, 8};
+  std::size_t next = 0;
   for (const Expected& expected :
        {Expected{Phase::kSchedule, "schedule", "ids_ready"}, Expected{Phase::kForward, "forward", "inputs_ready"},
         Expected{Phase::kBackward, "backward", "inputs_ready"}}) {
     for (const int lost : {0, 2}) {
       check::RunOptions options;
       options.workspace.timeout_s = 0.3;
+      options.workspace.blocks = block_counts[next++ % 3];
       const auto start = std::chrono::steady_clock::now();
       const auto outcomes =
           check::run_with_lost_rank(small_layer({9, 0, 12, 5}), options, LostRank{lost, expected.phase});
@@ -56,7 +60,6 @@ TEST(Failure, Case12ALostRankIsReportedByAllOthers) {
   }
 }
 
-// A rank without rows to pull or tokens to sum learns of a lost rank, too: it waits for `done`.
 TEST(Failure, ADeadWorkspaceSaysSo) {
   ProblemSpec spec = small_layer({4, 4});
   const check::Problem problem = check::make_problem(spec, 1);
@@ -79,7 +82,7 @@ TEST(Failure, ADeadWorkspaceSaysSo) {
       EXPECT_EQ(std::string(error.what()).find("dead") != std::string::npos, attempt == 1);
     }
     EXPECT_TRUE(workspace.is_dead());
-    ASSERT_FALSE(workspace.wait_reports().empty());
+    ASSERT_EQ(workspace.wait_reports().size(), 1u);
     EXPECT_EQ(workspace.wait_reports()[0].waited_for, 1);
   }
 }
@@ -114,6 +117,71 @@ TEST(Failure, RanksOfTheirOwnThreadsGiveTheSameBits) {
   }
 }
 
+// A rank that holds no tokens has no use for dx and dw, but its experts have to send theirs.
+TEST(Failure, ARankWithoutTokensMayPassNullGradients) {
+  ProblemSpec spec = small_layer({21, 0});
+  LayerCase layer(spec, {});
+  layer.step();
+  const check::Problem& problem = layer.problem();
+  const auto groups = make_threaded_groups(2, 10.0);
+  std::vector<std::unique_ptr<Workspace>> workspaces(2);
+  const auto on_both = [](const std::function<void(int)>& body) {
+    std::jthread other(body, 1);
+    body(0);
+  };
+  on_both([&](int r) { workspaces[r] = std::make_unique<Workspace>(problem.shape, groups[r]); });
+  check::EngineStep step(problem, *workspaces[0], false);
+  step.reset();
+  on_both([&](int r) {
+    workspaces[r]->build_schedule({step.ids(r)}, {step.schedule(r)});
+    workspaces[r]->forward({step.forward_inputs(r)});
+    BackwardInputs inputs = step.backward_inputs(r);
+    if (r == 1) inputs.dx = nullptr;
+    if (r == 1) inputs.dtopk_weights = nullptr;
+    workspaces[r]->backward({inputs}, problem.spec.gradient_mode);
+  });
+  EXPECT_EQ(step.collect().dx, layer.tensors().dx);
+  EXPECT_EQ(step.collect().dtopk_weights, layer.tensors().dtopk_weights);
+}
+
+// Case 11 on memory of the caller's: full of ones before it is zeroed; every buffer but the flags is full of NaN again.
+TEST(CallerOwned, Case11MemoryFullOfOnesBeforeCreation) {
+  ProblemSpec spec = small_layer({12, 9});
+  LayerCase layer(spec, {});
+  layer.step();
+  const check::Problem& problem = layer.problem();
+  const std::size_t bytes = Workspace::symmetric_bytes(problem.shape, 2);
+  const AlignedMemory memory[] = {allocate_zeroed(bytes), allocate_zeroed(bytes)};
+  for (const AlignedMemory& part : memory) {
+    std::memset(part.get(), 0xff, bytes);
+    std::memset(part.get(), 0, bytes);
+  }
+  WorkspaceOptions options;
+  options.poison = true;
+  options.timeout_s = 10.0;
+  std::vector<std::unique_ptr<Workspace>> workspaces;
+  for (int r = 0; r < 2; ++r) {
+    const auto group = make_caller_owned_group(r, {memory[0].get(), memory[1].get()}, bytes);
+    workspaces.push_back(std::make_unique<Workspace>(problem.shape, group, options));
+  }
+  check::EngineStep step(problem, *workspaces[0], false);
+  for (int launches = 0; launches < scaled(102, 12); launches += 3) {
+    step.reset();
+    const auto run = [&](int r) {
+      workspaces[r]->build_schedule({step.ids(r)}, {step.schedule(r)});
+      workspaces[r]->forward({step.forward_inputs(r)});
+      workspaces[r]->backward({step.backward_inputs(r)}, problem.spec.gradient_mode);
+    };
+    {
+      std::jthread other(run, 1);
+      run(0);
+    }
+    ASSERT_EQ(step.collect().out, layer.tensors().out);
+    ASSERT_EQ(step.collect().dx, layer.tensors().dx);
+    ASSERT_EQ(step.collect().dw13, layer.tensors().dw13);
+  }
+}
+
 void expect_refused(const char* name, const std::function<void()>& call) {
   try {
     call();
@@ -139,6 +207,13 @@ TEST(Arguments, OptionsOfAWorkspace) {
   for (const double bad : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
     refuse("timeout_s", [&](WorkspaceOptions& o) { o.timeout_s = bad; });
   }
+  for (const std::int64_t huge : {std::int64_t{1} << 36, std::int64_t{1} << 62}) {
+    WorkspaceOptions options;
+    options.ring_rows = options.chunk_rows = options.saved_rows = huge;
+    Workspace workspace(shape, make_virtual_group(1), options);
+    EXPECT_LE(workspace.ring_rows(), 200);
+    EXPECT_EQ(workspace.saved_rows(), 8);  // every slot there is
+  }
   expect_refused("group", [&] { Workspace workspace(shape, nullptr); });
   expect_refused("num_experts", [&] { Workspace workspace(shape, make_virtual_group(3)); });
 }
@@ -159,6 +234,8 @@ TEST(Arguments, TensorsOfAPass) {
   };
   forward("schedule", [](ForwardInputs& in) { in.schedule = nullptr; });
   forward("schedule", [&](ForwardInputs& in) { in.schedule = step.schedule(0); });
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(workspace.schedule_words()));
+  forward("schedule", [&](ForwardInputs& in) { in.schedule = zeros.data(); });
   forward("x", [](ForwardInputs& in) { in.x = nullptr; });
   forward("topk_weights", [](ForwardInputs& in) { in.topk_weights = nullptr; });
   forward("out", [](ForwardInputs& in) { in.out = nullptr; });
@@ -195,7 +272,7 @@ TEST(Arguments, TensorsOfAPass) {
 
   // Refused calls leave the workspace as it was.
   workspace.backward({step.backward_inputs(0), step.backward_inputs(1)}, GradientMode::kWriteBf16);
-  EXPECT_FALSE(step.digest_of_everything().empty());
+  EXPECT_EQ(step.digest_of_everything(), layer.step());
 }
 
 // Whoever needs fewer gradients gets those with the same bits.

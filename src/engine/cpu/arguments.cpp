@@ -1,7 +1,7 @@
 #include "engine/cpu/arguments.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -33,13 +33,24 @@ std::int64_t default_saved_rows(const LayerShape& shape) {
   return slots + (slots + 3) / 4;
 }
 
-std::int64_t default_ring_rows(const LayerShape& shape, int num_ranks, std::int64_t chunk_rows) {
-  const std::int64_t wanted =
-      std::max(plan::kChunksPerRing * chunk_rows, std::int64_t{plan::ceil_div(default_saved_rows(shape), 4)});
-  const std::int64_t most_rows = num_ranks * shape.max_tokens * shape.topk;
-  const std::int64_t most_blocks = most_rows / kBlockRows + experts_per_rank(shape, num_ranks);
-  const std::int64_t blocks = std::min<std::int64_t>(plan::ceil_div(wanted, kBlockRows), most_blocks);
-  return std::max<std::int64_t>(blocks, plan::kMinRingBlocks) * kBlockRows;
+std::int64_t default_ring_rows(const LayerShape& shape, std::int64_t chunk_rows) {
+  return std::max(plan::kChunksPerRing * chunk_rows, (default_saved_rows(shape) + 3) / 4);
+}
+
+// What the worst routing can fill: every slot of every rank on one rank, its experts' last blocks padded.
+struct WorstCase {
+  std::int64_t rows;
+  std::int64_t padded_rows;
+};
+
+WorstCase worst_case(const LayerShape& shape, int num_ranks) {
+  const std::int64_t rows = num_ranks * shape.max_tokens * shape.topk;
+  const std::int64_t blocks = rows / kBlockRows + experts_per_rank(shape, num_ranks);
+  const std::int64_t tasks = blocks * (1 + make_tile_counts(shape).down);
+  if (tasks > std::numeric_limits<std::int32_t>::max()) {
+    refuse("max_tokens", std::to_string(shape.max_tokens), "lower: a rank's tasks must be countable in 32 bits");
+  }
+  return {rows, std::max<std::int64_t>(blocks, plan::kMinRingBlocks) * kBlockRows};
 }
 
 void check_weights(const LayerShape& shape, const std::vector<ExpertWeights>& experts, const ExpertWeights& shared,
@@ -75,16 +86,21 @@ WorkspaceOptions resolve_options(const LayerShape& shape, int num_ranks, const W
   constexpr std::int64_t kDefault = WorkspaceOptions::kDefault;
   WorkspaceOptions resolved = options;
   if (options.chunk_rows == kDefault) resolved.chunk_rows = kDefaultChunkRows;
-  if (options.ring_rows == kDefault) {
-    resolved.ring_rows = default_ring_rows(shape, num_ranks, resolved.chunk_rows);
-  }
   if (options.saved_rows == kDefault) resolved.saved_rows = default_saved_rows(shape);
   if (options.blocks == kDefault) {
     resolved.blocks = std::max(1, static_cast<std::int32_t>(std::thread::hardware_concurrency()));
   }
   require_at_least("chunk_rows", resolved.chunk_rows, 1);
+  const WorstCase worst = worst_case(shape, num_ranks);
+  resolved.chunk_rows = std::min(resolved.chunk_rows, worst.padded_rows);
+  if (options.ring_rows == kDefault) {
+    const std::int64_t wanted = default_ring_rows(shape, resolved.chunk_rows);
+    resolved.ring_rows = std::max(wanted, plan::min_ring_rows(kBlockRows));
+  }
   require_at_least("ring_rows", resolved.ring_rows, plan::min_ring_rows(kBlockRows));
   require_at_least("saved_rows", resolved.saved_rows, 0);
+  resolved.ring_rows = std::min(resolved.ring_rows, worst.padded_rows);
+  resolved.saved_rows = std::min(resolved.saved_rows, worst.rows);
   if (resolved.blocks < 1 || resolved.blocks > kMostBlocks) {
     refuse("blocks", std::to_string(resolved.blocks), "from 1 to " + std::to_string(kMostBlocks));
   }
@@ -116,11 +132,7 @@ void check_ids(const LayerShape& shape, std::size_t num_local_ranks, const std::
 plan::ConstSchedule checked_schedule(const plan::ScheduleShape& shape, int rank, const std::int32_t* words) {
   require(words, "schedule");
   const plan::ConstSchedule schedule = plan::view_schedule(shape, words);
-  bool is_plausible = *schedule.rank == rank;
-  for (std::int32_t r = 0; r < shape.num_ranks; ++r) {
-    is_plausible = is_plausible && schedule.tokens[r] >= 0 && schedule.tokens[r] <= shape.max_tokens;
-  }
-  if (!is_plausible) {
+  if (*schedule.signature != shape.signature() || *schedule.rank != rank) {
     refuse("schedule", "not one of this layer and of rank " + std::to_string(rank), "what build_schedule wrote");
   }
   return schedule;
@@ -160,7 +172,7 @@ bool are_rows_saved(const std::vector<const SavedTensors*>& saved, std::int64_t 
 }
 
 plan::Needs find_needs(const LayerShape& shape, const std::vector<BackwardInputs>& ranks,
-                       const std::vector<plan::ConstSchedule>& schedules) {
+                       const std::vector<plan::ConstSchedule>& schedules, bool has_distant_peers) {
   struct Wish {
     bool some = false;
     bool missing = false;
@@ -184,8 +196,8 @@ plan::Needs find_needs(const LayerShape& shape, const std::vector<BackwardInputs
     shared_w2.add(ranks[i].shared_gradients.w2);
   }
   plan::Needs needs;
-  needs.x = agree("dx", x.some, x.missing);
-  needs.topk_weights = agree("dtopk_weights", topk_weights.some, topk_weights.missing);
+  needs.x = agree("dx", x.some, x.missing) || has_distant_peers;
+  needs.topk_weights = agree("dtopk_weights", topk_weights.some, topk_weights.missing) || has_distant_peers;
   needs.w13 = agree("expert_gradients.w1, .w3", w13.some, w13.missing);
   needs.w2 = agree("expert_gradients.w2", w2.some, w2.missing);
   needs.shared_w13 = agree("shared_gradients.w1, .w3", shared_w13.some, shared_w13.missing);

@@ -25,9 +25,10 @@ void check_backward(const LayerShape& shape, const BackwardInputs& inputs, const
 // Whether forward saves, or backward finds, g and u: all ranks of a launch alike.
 bool are_rows_saved(const std::vector<const SavedTensors*>& saved, std::int64_t saved_rows, bool keep_x);
 
-// The gradients that the callers of all local ranks want.
+// The gradients that the callers of all local ranks want. With peers in other launches, what is pushed to them counts
+// as wanted: only they know.
 plan::Needs find_needs(const LayerShape& shape, const std::vector<BackwardInputs>& ranks,
-                       const std::vector<plan::ConstSchedule>& schedules);
+                       const std::vector<plan::ConstSchedule>& schedules, bool has_distant_peers);
 
 void check_count(const char* name, std::size_t count, std::size_t num_local_ranks);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model/gradient_mode.h"
+
 namespace clowder::cpu {
 namespace {
 
@@ -34,13 +36,7 @@ GradientTile gradient_tile(int tile, int tiles13, const ExpertGradients& gradien
 }
 
 void* element(void* base, std::int64_t index, GradientMode mode) {
-  const bool is_bf16 = mode == GradientMode::kWriteBf16 || mode == GradientMode::kAccumulateBf16;
-  const std::size_t bytes = is_bf16 ? sizeof(bf16) : sizeof(float);
-  return static_cast<std::byte*>(base) + static_cast<std::size_t>(index) * bytes;
-}
-
-bool accumulates(GradientMode mode) {
-  return mode == GradientMode::kAccumulateBf16 || mode == GradientMode::kAccumulateFp32;
+  return static_cast<std::byte*>(base) + static_cast<std::size_t>(index) * gradient_bytes(mode);
 }
 
 }  // namespace
@@ -227,7 +223,7 @@ template <class Operands>
 void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tiles13, const ExpertGradients& gradients,
                                 std::int64_t width, float* carry, const Operands& operands,
                                 const Scratch& scratch) const {
-  if (segment.num_blocks == 0 && accumulates(mode_)) return;
+  if (segment.num_blocks == 0 && is_accumulating(mode_)) return;
   const GradientTile target = gradient_tile(tile, tiles13, gradients, shape_.hidden, width);
   for (int c = 0; c < target.columns.size; c += kLanes) {
     const std::int64_t column = target.columns.begin + c;
@@ -304,10 +300,10 @@ void BackwardTasks::input_sum(const plan::Task& task, const Scratch& scratch) co
   const RankView& rank = view(task);
   const BackwardInputs& in = inputs(task);
   const Block block = token_block(rank, task.block);
-  if (task.tile == 0 && pass_.needs.topk_weights) {
+  if (task.tile == 0 && in.dtopk_weights != nullptr) {
     for (int i = 0; i < block.count; ++i) weight_gradients(rank, block.first_row + i, in.dtopk_weights);
   }
-  if (!pass_.needs.x) return;
+  if (in.dx == nullptr) return;
   const std::int64_t width = shape_.shared_intermediate;
   Range columns{0, static_cast<int>(shape_.hidden)};
   float* base = nullptr;

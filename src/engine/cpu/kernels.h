@@ -14,7 +14,7 @@
 namespace clowder::cpu {
 
 inline constexpr int kLanes = 32;
-// Outputs and terms of a product come in multiples of this.
+// Outputs of a product come in multiples of this; so do terms, but for those of kTermsByOutputs.
 inline constexpr int kOutputStep = 16;
 
 // How a weight matrix stands in memory.

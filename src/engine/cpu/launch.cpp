@@ -26,7 +26,8 @@ const char* pass_name(plan::Pass pass) {
 // Random delays around tasks, to shake interleavings.
 class Jitter {
  public:
-  Jitter(std::uint64_t seed, int worker) : is_on_(seed != 0), random_(seed + 0x9e3779b97f4a7c15u * (worker + 1u)) {}
+  Jitter(std::uint64_t seed, int worker)
+      : is_on_(seed != 0), random_(seed + 0x9e3779b97f4a7c15u * (static_cast<std::uint64_t>(worker) + 1u)) {}
 
   void delay() {
     constexpr int kMostMicroseconds = 100;
@@ -49,14 +50,14 @@ class Launch::Waiter {
   bool ok() const { return ok_; }
 
   void counter(plan::CounterKind kind, std::int64_t index, std::int32_t at_least) {
+    if (!ok_) return;
     const Counter& counter = launch_.counters_[static_cast<std::size_t>(task_.rank())].at(kind, index);
     if (poll([&] { return counter.load(std::memory_order_acquire) >= at_least; })) return;
-    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
-    launch_.report(task_, rank, "earlier tasks", false);
+    launch_.report(task_, launch_.group_rank(task_), "earlier tasks", Blame::kOwnTasks);
   }
 
   void flags(plan::FlagKind kind) {
-    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
+    const int rank = launch_.group_rank(task_);
     const RankMemory& own = launch_.memory_[static_cast<std::size_t>(rank)];
     for (int peer = 0; peer < own.num_ranks && ok_; ++peer) {
       const auto flag = own.flag(kind, peer);
@@ -64,7 +65,9 @@ class Launch::Waiter {
       const auto is_raised = [&] {
         return static_cast<std::int32_t>(flag.load(std::memory_order_acquire) - launch_.epoch_) >= 0;
       };
-      if (!poll(is_raised)) launch_.report(task_, peer, plan::to_string(kind), true);
+      if (poll(is_raised)) continue;
+      const Blame of_peer = kind == plan::FlagKind::kDone ? Blame::kPeerIsNotDone : Blame::kPeerHasNotCome;
+      launch_.report(task_, peer, plan::to_string(kind), peer == rank ? Blame::kOwnTasks : of_peer);
     }
   }
 
@@ -92,7 +95,7 @@ class Launch::Signaller {
   }
 
   void flags(plan::FlagKind kind) {
-    const int rank = launch_.plan_.ranks()[static_cast<std::size_t>(task_.rank())].rank;
+    const int rank = launch_.group_rank(task_);
     for (const RankMemory& reader : launch_.memory_) {
       reader.flag(kind, rank).store(launch_.epoch_, std::memory_order_release);
     }
@@ -138,20 +141,31 @@ void Launch::run(TaskBodies& bodies) {
   const plan::Queue math = plan_.math();
   const plan::Queue copy = plan_.copy();
   std::vector<std::jthread> threads;
-  int worker = 0;
-  for (int i = 0; i < workers_of(copy); ++i, ++worker) {
-    threads.emplace_back([&, worker] { work(copy, next_copy_, worker, bodies); });
-  }
-  for (int i = 0; i < workers_of(math); ++i, ++worker) {
-    threads.emplace_back([&, worker] { work(math, next_math_, worker, bodies); });
+  try {
+    for (int i = 0; i < workers_of(copy); ++i) {
+      threads.emplace_back([&, i] { work(copy, next_copy_, Scratch{}, i, bodies); });
+    }
+    for (int i = 0; i < workers_of(math); ++i) {
+      threads.emplace_back([&, i] { work(math, next_math_, scratch_.of_worker(i), options_.blocks + i, bodies); });
+    }
+  } catch (...) {  // no more threads: those that run must not wait for the others
+    watchdog_.make_all_leave();
+    throw;
   }
   threads.clear();  // joins
   if (failure_) std::rethrow_exception(failure_);
+  std::stable_sort(reports_.begin(), reports_.end(),
+                   [](const Reported& a, const Reported& b) { return a.blame < b.blame; });
 }
 
-void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker,
+std::vector<WaitReport> Launch::reports() const {
+  std::vector<WaitReport> result;
+  for (const Reported& reported : reports_) result.push_back(reported.report);
+  return result;
+}
+
+void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Scratch& scratch, int worker,
                   TaskBodies& bodies) try {
-  const Scratch scratch = scratch_.of_worker(worker);
   Jitter jitter(options_.jitter_seed, worker);
   std::int64_t cursor = 0;
   while (true) {
@@ -160,10 +174,11 @@ void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_tick
     const plan::Task task = plan::find_task(queue, ticket, cursor);
     jitter.delay();
     if (!wait(task)) return;
+    watchdog_.task_begins();
     bodies.execute(task, scratch);
     jitter.delay();
     signal(task);
-    watchdog_.note_progress();
+    watchdog_.task_ends();
   }
 } catch (...) {
   watchdog_.make_all_leave();
@@ -182,12 +197,18 @@ void Launch::signal(const plan::Task& task) {
   plan::visit_signals(task, signaller);
 }
 
-// A wait for a peer says more than one for the rank's own tasks, which mostly wait for a peer in turn: it stands first.
-void Launch::report(const plan::Task& task, int waited_for, const std::string& condition, bool is_peer) {
-  const WaitReport report{plan_.ranks()[static_cast<std::size_t>(task.rank())].rank, waited_for,
-                          pass_name(plan_.shape().pass), plan::to_string(task.kind()), condition};
+// Keeps one report a rank: the one that says most.
+void Launch::report(const plan::Task& task, int waited_for, const std::string& condition, Blame blame) {
+  const Reported reported{
+      {group_rank(task), waited_for, pass_name(plan_.shape().pass), plan::to_string(task.kind()), condition}, blame};
   const std::lock_guard lock(mutex_);
-  reports_.insert(is_peer ? reports_.begin() : reports_.end(), report);
+  const auto of_rank = std::find_if(reports_.begin(), reports_.end(),
+                                    [&](const Reported& other) { return other.report.rank == reported.report.rank; });
+  if (of_rank == reports_.end()) {
+    reports_.push_back(reported);
+  } else if (blame < of_rank->blame) {
+    *of_rank = reported;
+  }
 }
 
 }  // namespace clowder::cpu

@@ -16,14 +16,14 @@
 
 namespace clowder::cpu {
 
-// A worker's own memory for tiles.
+// A math worker's own memory for tiles.
 struct Scratch {
   float* panel;  // [most terms of a product][kLanes]
   float* sums;   // [kScratchSums][kLanes]
 };
 inline constexpr int kScratchSums = 5 * kHiddenTile;
 
-// The scratch of all workers, kept from launch to launch.
+// The scratch of all math workers, kept from launch to launch.
 class ScratchPool {
  public:
   void reserve(int workers, std::int64_t panel_terms);
@@ -52,14 +52,15 @@ struct LaunchOptions {
 class Launch {
  public:
   // `memory` has every rank's part of the symmetric memory; `epoch` is this pass's number among its kind; `scratch` has
-  // room for 2 * options.blocks workers.
+  // room for options.blocks workers.
   Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch, const ScratchPool& scratch,
          const LaunchOptions& options);
 
-  // Returns when every task has ended or every worker has left; then reports() says why. Rethrows what a task throws.
+  // Returns when every task has ended, or every worker has left; then reports() says why. Rethrows what a task throws.
   void run(TaskBodies& bodies);
 
-  const std::vector<WaitReport>& reports() const { return reports_; }
+  // One for each rank whose wait ran out of time, those that name an absent peer first. Empty: all tasks have ended.
+  std::vector<WaitReport> reports() const;
 
  private:
   class Waiter;
@@ -70,10 +71,20 @@ class Launch {
     Counter& at(plan::CounterKind kind, std::int64_t index) { return of_kind[static_cast<int>(kind)][index]; }
   };
 
-  void work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, int worker, TaskBodies& bodies);
+  // What a wait was for, the most telling first: tasks of a rank, and `done` of peers, mostly wait for an absent peer
+  // in turn.
+  enum class Blame { kPeerHasNotCome, kPeerIsNotDone, kOwnTasks };
+  struct Reported {
+    WaitReport report;
+    Blame blame;
+  };
+
+  int group_rank(const plan::Task& task) const { return plan_.ranks()[static_cast<std::size_t>(task.rank())].rank; }
+  void work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Scratch& scratch, int worker,
+            TaskBodies& bodies);
   bool wait(const plan::Task& task);
   void signal(const plan::Task& task);
-  void report(const plan::Task& task, int waited_for, const std::string& condition, bool is_peer);
+  void report(const plan::Task& task, int waited_for, const std::string& condition, Blame blame);
 
   const PassPlan& plan_;
   const std::vector<RankMemory>& memory_;
@@ -86,7 +97,7 @@ class Launch {
   Watchdog watchdog_;
 
   std::mutex mutex_;  // of what follows
-  std::vector<WaitReport> reports_;
+  std::vector<Reported> reports_;
   std::exception_ptr failure_;
 };
 

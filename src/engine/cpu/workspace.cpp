@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <optional>
 
 #include "clowder/layer.h"
 #include "engine/cpu/arguments.h"
@@ -8,6 +11,7 @@
 #include "engine/cpu/forward_tasks.h"
 #include "engine/cpu/launch.h"
 #include "engine/cpu/schedule_tasks.h"
+#include "model/gradient_mode.h"
 #include "model/shape.h"
 
 namespace clowder {
@@ -38,12 +42,14 @@ class Workspace::Implementation {
         options_(cpu::resolve_options(shape_, group_->size(), options)),
         schedule_shape_(schedule_shape(shape_, group_->size())),
         buffers_(group_->local_ranks().size()) {
+    // Collective calls come last: whoever fails before has told no peer to wait.
+    cpu::kernels();
+    ring_ = plan::make_ring(cpu::kBlockRows, options_.ring_rows, options_.chunk_rows);
+    scratch_.reserve(options_.blocks,
+                     std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate}));
     const cpu::SymmetricLayout layout(shape_, group_->size());
     symmetric_memory_ = group_->allocate(layout.bytes());
     for (int rank = 0; rank < group_->size(); ++rank) memory_.push_back(layout.view(symmetric_memory_->base(rank)));
-    ring_ = plan::make_ring(cpu::kBlockRows, options_.ring_rows, options_.chunk_rows);
-    scratch_.reserve(2 * options_.blocks,
-                     std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate}));
   }
 
   const LayerShape& shape() const { return shape_; }
@@ -51,7 +57,7 @@ class Workspace::Implementation {
   std::int64_t ring_rows() const { return std::int64_t{ring_.ring_blocks} * ring_.block_rows; }
   std::int64_t saved_rows() const { return options_.saved_rows; }
   std::int64_t schedule_words() const { return schedule_shape_.words(); }
-  bool is_dead() const { return is_dead_; }
+  bool is_dead() const { return is_dead_.load(std::memory_order_acquire); }
   const std::vector<WaitReport>& wait_reports() const { return wait_reports_; }
 
   void build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules) {
@@ -62,8 +68,7 @@ class Workspace::Implementation {
       for (std::int32_t* schedule : schedules) poison(schedule, schedule_words(), sizeof(std::int32_t));
     }
     const cpu::PassPlan plan(group_->local_ranks());
-    ++schedule_epoch_;
-    cpu::ScheduleTasks tasks(schedule_shape_, memory_, group_->local_ranks(), schedule_epoch_, ids, schedules);
+    cpu::ScheduleTasks tasks(schedule_shape_, memory_, group_->local_ranks(), schedule_epoch_ + 1, ids, schedules);
     launch(plan, schedule_epoch_, tasks);
   }
 
@@ -80,7 +85,7 @@ class Workspace::Implementation {
     for (cpu::RankBuffers& buffers : buffers_) buffers.reserve_forward(shape_, ring_rows());
     if (options_.poison) poison_forward(ranks, schedules);
     cpu::ForwardTasks tasks(shape_, plan, memory_, rank_views(plan, schedules), ranks);
-    launch(plan, ++layer_epoch_, tasks);
+    launch(plan, layer_epoch_, tasks);
   }
 
   void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode) {
@@ -93,18 +98,19 @@ class Workspace::Implementation {
       saved.push_back(&ranks[i].saved);
     }
     plan::PassShape pass = pass_shape(plan::Pass::kBackward, saved);
-    pass.needs = cpu::find_needs(shape_, ranks, schedules);
+    const bool has_distant_peers = static_cast<int>(buffers_.size()) < group_->size();
+    pass.needs = cpu::find_needs(shape_, ranks, schedules, has_distant_peers);
     const cpu::PassPlan plan(pass, schedules);
     for (cpu::RankBuffers& buffers : buffers_) buffers.reserve_backward(shape_, pass);
     if (options_.poison) poison_backward(ranks, schedules, mode);
     cpu::BackwardTasks tasks(shape_, plan, memory_, rank_views(plan, schedules), ranks, mode);
-    launch(plan, ++layer_epoch_, tasks);
+    launch(plan, layer_epoch_, tasks);
   }
 
  private:
   void require_alive() const {
-    if (!is_dead_) return;
-    throw Error(ErrorCode::kTimeout, "the workspace is dead, make a new one on every rank: " + death_);
+    if (!is_dead()) return;
+    throw Error(death_->code(), std::string("the workspace is dead, make a new one on every rank: ") + death_->what());
   }
 
   template <class Inputs>
@@ -136,24 +142,28 @@ class Workspace::Implementation {
     return views;
   }
 
-  void launch(const cpu::PassPlan& plan, std::uint32_t epoch, cpu::TaskBodies& tasks) {
+  // Runs the pass after `epoch`, and counts it.
+  void launch(const cpu::PassPlan& plan, std::uint32_t& epoch, cpu::TaskBodies& tasks) {
     const std::uint64_t jitter_seed = options_.jitter_seed == 0 ? 0 : options_.jitter_seed + epoch;
-    cpu::Launch launch(plan, memory_, epoch, scratch_, {options_.blocks, options_.timeout_s, jitter_seed});
+    cpu::Launch launch(plan, memory_, epoch + 1, scratch_, {options_.blocks, options_.timeout_s, jitter_seed});
+    ++epoch;
     try {
       launch.run(tasks);
+    } catch (const std::bad_alloc&) {
+      die(Error(ErrorCode::kUnsupported, "a pass ran out of memory"));
     } catch (const std::exception& error) {
-      die(std::string("a task failed: ") + error.what());
-      throw Error(ErrorCode::kInternal, death_);
+      die(Error(ErrorCode::kInternal, std::string("a task failed: ") + error.what()));
     }
-    if (launch.reports().empty()) return;
-    wait_reports_ = launch.reports();
-    die(to_string(wait_reports_.front()));
-    throw Error(ErrorCode::kTimeout, death_);
+    const std::vector<WaitReport> reports = launch.reports();
+    if (reports.empty()) return;
+    wait_reports_ = reports;
+    die(Error(ErrorCode::kTimeout, to_string(reports.front())));
   }
 
-  void die(const std::string& why) {
-    is_dead_ = true;
+  [[noreturn]] void die(const Error& why) {
     death_ = why;
+    is_dead_.store(true, std::memory_order_release);
+    throw why;
   }
 
   // A rank's own part of the symmetric memory may be poisoned before its pass: peers write to it, and read it, only
@@ -191,8 +201,8 @@ class Workspace::Implementation {
       const std::int64_t tokens = schedules[i].tokens[*schedules[i].rank];
       poison(ranks[i].dx, tokens * shape_.hidden, sizeof(bf16));
       poison(ranks[i].dtopk_weights, tokens * shape_.topk, sizeof(float));
-      if (mode == GradientMode::kAccumulateBf16 || mode == GradientMode::kAccumulateFp32) continue;
-      const std::size_t bytes = mode == GradientMode::kWriteBf16 ? sizeof(bf16) : sizeof(float);
+      if (is_accumulating(mode)) continue;
+      const std::size_t bytes = gradient_bytes(mode);
       for (const ExpertGradients& expert : ranks[i].expert_gradients) {
         poison_gradients(expert, shape_.intermediate, bytes);
       }
@@ -217,8 +227,8 @@ class Workspace::Implementation {
   std::mutex one_call_at_a_time_;
   std::uint32_t schedule_epoch_ = 0;  // counts schedule passes
   std::uint32_t layer_epoch_ = 0;     // counts forward and backward passes
-  bool is_dead_ = false;
-  std::string death_;
+  std::atomic<bool> is_dead_{false};
+  std::optional<Error> death_;  // set before is_dead_, and never again
   std::vector<WaitReport> wait_reports_;
 };
 
@@ -231,6 +241,10 @@ const Group& Workspace::group() const { return implementation_->group(); }
 std::int64_t Workspace::ring_rows() const { return implementation_->ring_rows(); }
 std::int64_t Workspace::saved_rows() const { return implementation_->saved_rows(); }
 std::int64_t Workspace::schedule_words() const { return implementation_->schedule_words(); }
+std::size_t Workspace::symmetric_bytes(const LayerShape& shape, int num_ranks) {
+  validate(shape, num_ranks);
+  return cpu::SymmetricLayout(shape, num_ranks).bytes();
+}
 std::int64_t Workspace::min_ring_rows() { return plan::min_ring_rows(cpu::kBlockRows); }
 bool Workspace::is_dead() const { return implementation_->is_dead(); }
 const std::vector<WaitReport>& Workspace::wait_reports() const { return implementation_->wait_reports(); }
@@ -245,9 +259,13 @@ void Workspace::backward(const std::vector<BackwardInputs>& ranks, GradientMode 
 
 ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule) {
   const plan::ConstSchedule view = plan::view_schedule(schedule_shape(shape, num_ranks), schedule);
+  if (*view.signature != view.shape.signature()) {
+    throw Error(ErrorCode::kArgument, "schedule: not one of this layer, must be what build_schedule wrote");
+  }
   ScheduleSummary summary;
   summary.skipped_ids = *view.skipped_ids;
   summary.rows = view.num_rows();
+  summary.tokens.assign(view.tokens, view.tokens + num_ranks);
   summary.expert_counts.assign(view.expert_counts, view.expert_counts + shape.num_experts);
   return summary;
 }
