@@ -34,7 +34,9 @@ class RunFolder:
         return torch.load(self.checkpoint_path, weights_only=True)
 
     def start_log(self, steps_done: int) -> list[dict[str, Any]]:
-        """Cuts the log to the steps that a checkpoint has seen, and returns these."""
+        """Cuts the log to the steps that a checkpoint has seen, and returns these. A new run removes an old checkpoint."""
+        if steps_done == 0:
+            self.checkpoint_path.unlink(missing_ok=True)
         kept = [entry for entry in self.read_log() if entry["step"] <= steps_done] if steps_done else []
         self.log_path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
         return kept

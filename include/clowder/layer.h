@@ -130,6 +130,8 @@ class Workspace {
   // A workspace dies when a wait runs out of time or a task fails. From then on every call throws what killed it; this
   // tells before one is made.
   bool is_dead() const;
+  // Throws what killed this workspace, if it is dead.
+  void check() const;
   const std::vector<WaitReport>& wait_reports() const;
 
  private:

@@ -74,8 +74,7 @@ void bind(nb::module_& m) {
       .def_prop_ro("ring_rows", &VirtualWorkspace::ring_rows)
       .def_prop_ro("saved_rows", &VirtualWorkspace::saved_rows)
       .def_prop_ro("schedule_words", &VirtualWorkspace::schedule_words)
-      .def_prop_ro("is_dead", &VirtualWorkspace::is_dead)
-      .def("wait_reports", &VirtualWorkspace::wait_reports);
+      .def("check", &VirtualWorkspace::check_alive);
 }
 
 }  // namespace

@@ -115,12 +115,6 @@ void VirtualWorkspace::backward(const PassAddresses& pass, Address dout, const G
   workspace_.backward(ranks, mode);
 }
 
-std::vector<std::string> VirtualWorkspace::wait_reports() const {
-  std::vector<std::string> sentences;
-  for (const WaitReport& report : workspace_.wait_reports()) sentences.push_back(to_string(report));
-  return sentences;
-}
-
 void VirtualWorkspace::check(const PassAddresses& pass) const {
   if (static_cast<int>(pass.tokens_per_rank.size()) != num_ranks_) {
     throw Error(ErrorCode::kArgument, "tokens_per_rank: " + std::to_string(pass.tokens_per_rank.size()) +

@@ -62,8 +62,8 @@ class VirtualWorkspace {
   std::int64_t ring_rows() const { return workspace_.ring_rows(); }
   std::int64_t saved_rows() const { return workspace_.saved_rows(); }
   std::int64_t schedule_words() const { return workspace_.schedule_words(); }
-  bool is_dead() const { return workspace_.is_dead(); }
-  std::vector<std::string> wait_reports() const;
+  // Throws what killed the workspace, if it is dead.
+  void check_alive() const { workspace_.check(); }
 
  private:
   void check(const PassAddresses& pass) const;

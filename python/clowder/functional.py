@@ -64,6 +64,7 @@ def forward(
         ClowderError: "argument" or "timeout".
     """
     tokens = _tokens(workspace, schedule, x)
+    _check_tensors(topk_weights=topk_weights, w13=w13, w2=w2)
     out, *saved = torch.ops.clowder.forward(
         x, topk_weights, w13, w2, shared_w13, shared_w2, schedule.table, workspace.handle, tokens, save
     )
@@ -107,6 +108,7 @@ def backward(
         ClowderError: "argument" or "timeout".
     """
     tokens = _tokens(workspace, schedule, x)
+    _check_tensors(dout=dout, topk_weights=topk_weights, w13=w13, w2=w2)
     if not isinstance(saved, Saved):
         raise argument_error("saved", repr(saved), "what clowder.forward returned with save=True")
     weights = (w13, w2, shared_w13, shared_w2)
@@ -116,10 +118,11 @@ def backward(
     mains = [main if want else None for main, want in zip(mains, wanted[2:])]
     layer = (x, topk_weights, *weights, schedule.table, workspace.handle, tokens)
     arguments = (*layer, *saved, dout, wanted, weight_dtype)
-    if all(main is None for main in mains):
-        results = torch.ops.clowder.backward(*arguments)
-    else:
-        results = torch.ops.clowder.backward_accumulate(*arguments, *mains)
+    with torch.no_grad():  # these are gradients; they have none of their own
+        if all(main is None for main in mains):
+            results = torch.ops.clowder.backward(*arguments)
+        else:
+            results = torch.ops.clowder.backward_accumulate(*arguments, *mains)
     returned = [*wanted[:2], *(want and main is None for want, main in zip(wanted[2:], mains))]
     return Gradients(*(result if is_returned else None for result, is_returned in zip(results, returned)))
 
@@ -158,6 +161,7 @@ def moe(
     Raises:
         ClowderError: "argument" or "timeout"; from backward also "unsupported", for a second derivative.
     """
+    _check_workspace(workspace)
     schedule = workspace.build_schedule(topk_idx, tokens_per_rank=tokens_per_rank)
     return routed(workspace, schedule, x, topk_weights, w13, w2, shared_w13, shared_w2)
 
@@ -173,6 +177,7 @@ def routed(
     shared_w2: Tensor | None = None,
 ) -> Tensor:
     """`moe` with a schedule that is built already."""
+    _check_tensors(x=x, topk_weights=topk_weights, w13=w13, w2=w2)
     x, w13, w2, shared_w13, shared_w2 = _autocast(x, w13, w2, shared_w13, shared_w2)
     inputs = (x, topk_weights, w13, w2, shared_w13, shared_w2)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
@@ -190,9 +195,22 @@ def _autocast(x: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(tensor if tensor is None else tensor.to(dtype) for tensor in (x, *weights))
 
 
-def _tokens(workspace: Workspace, schedule: Schedule, x: Tensor) -> list[int]:
+def _check_workspace(workspace: Workspace) -> None:
     if not isinstance(workspace, Workspace):
         raise argument_error("workspace", repr(workspace), "a clowder.Workspace")
+
+
+def _check_tensors(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise argument_error(name, repr(tensor), "a tensor")
+
+
+def _tokens(workspace: Workspace, schedule: Schedule, x: Tensor) -> list[int]:
+    _check_workspace(workspace)
+    _check_tensors(x=x)
+    if x.dim() != 2:
+        raise argument_error("x", f"shape {list(x.shape)}", f"[tokens, H = {workspace.hidden}]")
     if not isinstance(schedule, Schedule):
         raise argument_error("schedule", repr(schedule), "what Workspace.build_schedule returned")
     if schedule.layout != workspace.layout:

@@ -365,8 +365,10 @@ def _check_gradients(layer: Layer, dout: Tensor, weight_dtype: torch.dtype, main
 
 def _check_bf16(space: Workspace, name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.bfloat16:
-        autocast = f'torch.autocast("{space.device.type}", torch.bfloat16)'
-        raise argument_error(name, tensor.dtype, f"torch.bfloat16, or used through moe under {autocast}")
+        may_be = "torch.bfloat16"
+        if name != "dout":
+            may_be += f', or clowder.moe or clowder.nn.MoE under torch.autocast("{space.device.type}", torch.bfloat16)'
+        raise argument_error(name, tensor.dtype, may_be)
     _check_device(space, name, tensor)
 
 

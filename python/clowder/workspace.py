@@ -191,9 +191,7 @@ class Workspace:
         Raises:
             ClowderError: "timeout" if the workspace is dead because a wait ran out of time.
         """
-        if self.core.is_dead:
-            reports = "; ".join(self.core.wait_reports())
-            raise ClowderError("timeout", f"the workspace is dead, a wait ran out of time: {reports}")
+        self.core.check()
         skipped, self.skipped_ids = self.skipped_ids, 0
         if skipped:
             text = f"topk_idx: {skipped} ids were neither -1 nor in [0, {self.num_experts}) and were skipped"

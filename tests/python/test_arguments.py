@@ -193,19 +193,50 @@ def test_autocast_to_another_type():
 
 
 def test_a_dead_workspace_says_so(monkeypatch):
-    case = Case()
-    workspace = case.workspace(2)
+    workspace = Case().workspace(2)
 
     class DeadCore:
-        is_dead = True
-
-        def wait_reports(self):
-            return ["rank 0 waited for rank 1 (inputs_ready) in forward dispatch"]
+        def check(self):
+            raise clowder.ClowderError("timeout", "rank 0 waited for rank 1 (inputs_ready) in forward dispatch")
 
     monkeypatch.setattr(workspace, "core", DeadCore())
     with pytest.raises(clowder.ClowderError, match="rank 0 waited for rank 1") as error:
         workspace.check()
     assert error.value.code == "timeout"
+
+
+def test_operators_refuse_tokens_that_are_not_the_schedules():
+    case = Case()
+    workspace = case.workspace(2, max_tokens=24)
+    schedule = workspace.build_schedule(case.topk_idx, tokens_per_rank=[20, 4])
+    layer = [*case.inputs().values(), None, None, schedule.table, workspace.handle]
+    with refused("tokens_per_rank"):
+        torch.ops.clowder.forward(*layer, [12, 12], False)
+    layer[0], layer[1] = layer[0][:8], layer[1][:8]
+    with refused("tokens_per_rank"):
+        torch.ops.clowder.forward(*layer, None, False)
+
+
+def test_gradients_have_none_of_their_own():
+    case = Case()
+    workspace = case.workspace()
+    schedule = workspace.build_schedule(case.topk_idx)
+    inputs = {name: tensor.clone().requires_grad_() for name, tensor in case.inputs().items()}
+    _, saved = clowder.forward(workspace, schedule, **inputs)
+    gradients = clowder.backward(workspace, schedule, saved, case.dout, **inputs)
+    assert not any(gradient.requires_grad for gradient in gradients if gradient is not None)
+
+
+def test_what_is_no_tensor():
+    case = Case()
+    workspace = case.workspace()
+    for name in ("x", "topk_weights", "w13", "w2"):
+        with refused(name):
+            clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **(case.inputs() | {name: [1.0]}))
+    with refused("x"):
+        clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **(case.inputs() | {"x": case.x[None]}))
+    with refused("workspace"):
+        clowder.moe(topk_idx=case.topk_idx, workspace=None, **case.inputs())
 
 
 def test_error_survives_pickling():

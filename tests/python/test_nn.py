@@ -150,12 +150,15 @@ def test_fp32_parameters_need_autocast():
 
 def test_shared_workspace():
     first = make(2, max_tokens=16)
-    second = make(workspace=first.workspace)
+    second = make(2, workspace=first.workspace)
     x = torch.randn(20, 64).bfloat16()
     assert second.workspace is first.workspace
     second(first(x)).float().sum().backward()
     with pytest.raises(clowder.ClowderError, match="workspace: of intermediate = 32, must be of 64"):
         clowder.nn.MoE(64, 64, 8, 2, workspace=first.workspace)
+    for option in ({"group": clowder.VirtualGroup(4)}, {"max_tokens": 3}, {"saved_rows": 5}, {"keep_x": True}):
+        with pytest.raises(clowder.ClowderError, match=next(iter(option))):
+            clowder.nn.MoE(64, 32, 8, 2, workspace=first.workspace, **option)
 
 
 def test_copies():
@@ -172,11 +175,12 @@ def test_copies():
         ("router", {"router": "sinkhorn"}),
         ("num_experts", {"group": clowder.VirtualGroup(3)}),
         ("activation", {"activation": "gelu"}),
+        ("topk", {"num_experts": 1}),
     ],
 )
 def test_arguments(name, options):
     with pytest.raises(clowder.ClowderError, match=name) as error:
-        clowder.nn.MoE(64, 32, 8, 2, **options)
+        clowder.nn.MoE(**({"hidden": 64, "intermediate": 32, "num_experts": 8, "topk": 2} | options))
     assert error.value.code == "argument"
     with pytest.raises(clowder.ClowderError, match="x: shape"):
         make()(torch.zeros(3, 32).bfloat16())

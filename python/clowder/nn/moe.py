@@ -106,6 +106,12 @@ class MoE(nn.Module):
             for name, value in self._shape.items():
                 if getattr(workspace, name) != value:
                     raise argument_error("workspace", f"of {name} = {getattr(workspace, name)!r}", f"of {value!r}")
+            if group is not None and group.ranks != workspace.ranks:
+                raise argument_error("group", repr(group), f"left out, or the workspace's of {workspace.ranks} ranks")
+            own = {"max_tokens": max_tokens, "ring_rows": ring_rows, "saved_rows": saved_rows, "keep_x": keep_x or None}
+            for name, value in own.items():
+                if value is not None:
+                    raise argument_error(name, value, "left out where a workspace is given, which has its own")
             self.workspace = workspace
 
         dtype = torch.bfloat16 if dtype is None else dtype

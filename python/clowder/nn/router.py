@@ -51,6 +51,8 @@ class SoftmaxRouter(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if topk > num_experts:
+            raise argument_error("topk", topk, f"at most the {num_experts} experts that a token can choose among")
         self.topk = topk
         self.renormalise = renormalise
         self.weight = nn.Parameter(torch.empty(num_experts, hidden, device=device, dtype=dtype))

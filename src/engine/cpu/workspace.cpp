@@ -60,9 +60,14 @@ class Workspace::Implementation {
   bool is_dead() const { return is_dead_.load(std::memory_order_acquire); }
   const std::vector<WaitReport>& wait_reports() const { return wait_reports_; }
 
+  void check() const {
+    if (!is_dead()) return;
+    throw Error(death_->code(), std::string("the workspace is dead, make a new one on every rank: ") + death_->what());
+  }
+
   void build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules) {
     const std::lock_guard lock(one_call_at_a_time_);
-    require_alive();
+    check();
     cpu::check_ids(shape_, buffers_.size(), ids, schedules);
     if (options_.poison) {
       for (std::int32_t* schedule : schedules) poison(schedule, schedule_words(), sizeof(std::int32_t));
@@ -74,7 +79,7 @@ class Workspace::Implementation {
 
   void forward(const std::vector<ForwardInputs>& ranks) {
     const std::lock_guard lock(one_call_at_a_time_);
-    require_alive();
+    check();
     const auto schedules = checked_schedules("ranks", ranks);
     std::vector<const SavedTensors*> saved;
     for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -90,7 +95,7 @@ class Workspace::Implementation {
 
   void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode) {
     const std::lock_guard lock(one_call_at_a_time_);
-    require_alive();
+    check();
     const auto schedules = checked_schedules("ranks", ranks);
     std::vector<const SavedTensors*> saved;
     for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -108,11 +113,6 @@ class Workspace::Implementation {
   }
 
  private:
-  void require_alive() const {
-    if (!is_dead()) return;
-    throw Error(death_->code(), std::string("the workspace is dead, make a new one on every rank: ") + death_->what());
-  }
-
   template <class Inputs>
   std::vector<plan::ConstSchedule> checked_schedules(const char* name, const std::vector<Inputs>& ranks) const {
     cpu::check_count(name, ranks.size(), buffers_.size());
@@ -247,6 +247,7 @@ std::size_t Workspace::symmetric_bytes(const LayerShape& shape, int num_ranks) {
 }
 std::int64_t Workspace::min_ring_rows() { return plan::min_ring_rows(cpu::kBlockRows); }
 bool Workspace::is_dead() const { return implementation_->is_dead(); }
+void Workspace::check() const { implementation_->check(); }
 const std::vector<WaitReport>& Workspace::wait_reports() const { return implementation_->wait_reports(); }
 
 void Workspace::build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules) {
