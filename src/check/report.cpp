@@ -79,6 +79,21 @@ bool TensorReport::ok() const {
          (!has_experts || within(errors.rel_worst_expert, bounds.expert));
 }
 
+ReferenceResults compute_reference(const Problem& problem, int threads) {
+  ReferenceInputs inputs;
+  inputs.shape = problem.shape;
+  inputs.x = problem.x;
+  inputs.topk_idx = problem.topk_idx;
+  inputs.topk_weights = problem.topk_weights;
+  inputs.w13 = problem.w13;
+  inputs.w2 = problem.w2;
+  inputs.shared_w13 = problem.shared_w13;
+  inputs.shared_w2 = problem.shared_w2;
+  inputs.dout = problem.dout;
+  inputs.forward_only = problem.spec.forward_only;
+  return compute_reference(inputs, threads);
+}
+
 std::vector<TensorReport> judge(const Problem& problem, const LayerTensors& tensors, ReferenceResults& reference) {
   const LayerShape& shape = problem.shape;
   const LayerBounds bounds = compute_bounds(problem, add_main_gradients(problem, reference));

@@ -34,6 +34,9 @@ struct TensorReport {
   bool ok() const;
 };
 
+// The fp64 reference of a problem, without main gradients.
+ReferenceResults compute_reference(const Problem& problem, int threads);
+
 // The tensors that this problem has, in order. `reference` is that of the problem, without main gradients, which are
 // added to it here.
 std::vector<TensorReport> judge(const Problem& problem, const LayerTensors& tensors, ReferenceResults& reference);

@@ -147,21 +147,6 @@ LayerTensors run_engine(const Problem& problem, const RunOptions& options, Repor
   return tensors;
 }
 
-ReferenceResults run_reference(const Problem& problem, int threads) {
-  ReferenceInputs inputs;
-  inputs.shape = problem.shape;
-  inputs.x = problem.x;
-  inputs.topk_idx = problem.topk_idx;
-  inputs.topk_weights = problem.topk_weights;
-  inputs.w13 = problem.w13;
-  inputs.w2 = problem.w2;
-  inputs.shared_w13 = problem.shared_w13;
-  inputs.shared_w2 = problem.shared_w2;
-  inputs.dout = problem.dout;
-  inputs.forward_only = problem.spec.forward_only;
-  return compute_reference(inputs, threads);
-}
-
 // One rank's calls up to the phase in which it is lost, or all of them.
 void run_rank(const Problem& problem, Workspace& workspace, EngineStep& step, int rank, std::optional<Phase> lost_in) {
   if (lost_in == Phase::kSchedule) return;
@@ -220,7 +205,7 @@ Report run_check(const ProblemSpec& spec, const RunOptions& options) {
   options.progress("engine");
   const LayerTensors tensors = run_engine(problem, options, report);
   options.progress("reference");
-  ReferenceResults reference = run_reference(problem, options.threads);
+  ReferenceResults reference = compute_reference(problem, options.threads);
   options.progress("comparison");
   report.tensors = judge(problem, tensors, reference);
   return report;

@@ -11,7 +11,6 @@ namespace {
 // Far above any model, low enough that products of two widths and of a width and a tile fit every index in use.
 constexpr std::int64_t kMaxWidth = 65536;
 constexpr std::int64_t kMaxExperts = 65536;
-constexpr std::int64_t kMaxTopk = 16;
 constexpr std::int64_t kWidthStep = 32;
 
 [[noreturn]] void reject(const std::string& argument, const std::string& value, const std::string& allowed) {

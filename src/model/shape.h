@@ -5,6 +5,8 @@
 
 namespace clowder {
 
+inline constexpr std::int32_t kMaxTopk = 16;
+
 // Throws Error(kArgument) that names the offending argument. `num_ranks` is the EP size.
 void validate(const LayerShape& shape, int num_ranks);
 

@@ -28,9 +28,7 @@ struct Case {
   LayerTensors tensors;
 
   explicit Case(const ProblemSpec& spec) : problem(make_problem(spec, kThreads)) {
-    reference = compute_reference({problem.shape, problem.x, problem.topk_idx, problem.topk_weights, problem.w13,
-                                   problem.w2, problem.shared_w13, problem.shared_w2, problem.dout, spec.forward_only},
-                                  kThreads);
+    reference = compute_reference(problem, kThreads);
     tensors = emulate_engine(problem, kThreads);
   }
 

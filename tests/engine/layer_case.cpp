@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "check/report.h"
-#include "model/reference.h"
 
 namespace clowder::test {
 namespace {
@@ -76,17 +75,7 @@ std::string LayerCase::step(const check::Problem& problem) {
 }
 
 void expect_close(const check::Problem& problem, const check::LayerTensors& tensors) {
-  ReferenceInputs inputs;
-  inputs.shape = problem.shape;
-  inputs.x = problem.x;
-  inputs.topk_idx = problem.topk_idx;
-  inputs.topk_weights = problem.topk_weights;
-  inputs.w13 = problem.w13;
-  inputs.w2 = problem.w2;
-  inputs.shared_w13 = problem.shared_w13;
-  inputs.shared_w2 = problem.shared_w2;
-  inputs.dout = problem.dout;
-  ReferenceResults reference = compute_reference(inputs, kThreads);
+  ReferenceResults reference = check::compute_reference(problem, kThreads);
   for (const check::TensorReport& tensor : check::judge(problem, tensors, reference)) expect_ok(tensor);
 }
 

@@ -305,18 +305,12 @@ void BackwardTasks::input_sum(const plan::Task& task, const Scratch& scratch) co
   }
   if (in.dx == nullptr) return;
   const std::int64_t width = shape_.shared_intermediate;
-  Range columns{0, static_cast<int>(shape_.hidden)};
-  float* base = nullptr;
+  const Range columns = sum_columns(task.tile);
   if (width > 0) {
-    columns = tile_range(task.tile, kOutputTile, shape_.hidden);
-    base = scratch.sums + kOutputTile * kLanes;
     const bf16* gradient = rank.buffers->shared_gate_up_gradient.data() + block.first_row * 2 * width;
     input_tile(consecutive_rows(gradient, 2 * width, block.count), in.shared, width, columns, scratch);
-    kernels_.transpose(scratch.sums, columns.size, kOutputTile, base);
   }
-  for (int i = 0; i < block.count; ++i) {
-    sum_slots(rank, block.first_row + i, nullptr, base == nullptr ? nullptr : base + i * kOutputTile, columns, in.dx);
-  }
+  sum_slots(rank, block, nullptr, columns, scratch, in.dx);
 }
 
 }  // namespace clowder::cpu

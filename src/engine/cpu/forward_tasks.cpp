@@ -91,20 +91,13 @@ void ForwardTasks::out(const plan::Task& task, const Scratch& scratch) const {
   const ForwardInputs& in = inputs(task);
   const Block block = token_block(rank, task.block);
   const std::int64_t width = shape_.shared_intermediate;
-  Range columns{0, static_cast<int>(shape_.hidden)};
-  float* base = nullptr;
+  const Range columns = sum_columns(task.tile);
   if (width > 0) {
-    columns = tile_range(task.tile, kOutputTile, shape_.hidden);
-    base = scratch.sums + kOutputTile * kLanes;
     const auto h = consecutive_rows(rank.buffers->shared_h.data() + block.first_row * width, width, block.count);
     product(h, {in.shared.w2 + columns.begin * width, width, WeightLayout::kOutputsByTerms}, static_cast<int>(width),
             columns.size, scratch, scratch.sums);
-    kernels_.transpose(scratch.sums, columns.size, kOutputTile, base);
   }
-  for (int i = 0; i < block.count; ++i) {
-    sum_slots(rank, block.first_row + i, in.topk_weights, base == nullptr ? nullptr : base + i * kOutputTile, columns,
-              in.out);
-  }
+  sum_slots(rank, block, in.topk_weights, columns, scratch, in.out);
 }
 
 }  // namespace clowder::cpu

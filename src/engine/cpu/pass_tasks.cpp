@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model/shape.h"
+
 namespace clowder::cpu {
 
 Block PassTasks::row_block(const RankView& rank, std::int32_t block) const {
@@ -62,20 +64,34 @@ void PassTasks::gate_up_tile(const Rows<const bf16>& x, const ExpertWeights& wei
   }
 }
 
-void PassTasks::sum_slots(const RankView& rank, std::int64_t token, const float* weights, const float* base,
-                          const Range& columns, bf16* out) const {
-  constexpr int kMostSlots = 16;
-  const bf16* rows[kMostSlots];
-  float factors[kMostSlots];
-  int count = 0;
-  for (std::int32_t slot = 0; slot < shape_.topk; ++slot) {
-    if (!rank.schedule.has_route(token, slot)) continue;
-    const std::int64_t index = token * shape_.topk + slot;
-    rows[count] = own_memory(rank).slots + index * shape_.hidden + columns.begin;
-    factors[count] = weights == nullptr ? 1.0f : weights[index];
-    ++count;
+Range PassTasks::sum_columns(int tile) const {
+  if (shape_.shared_intermediate == 0) return {0, static_cast<int>(shape_.hidden)};
+  return tile_range(tile, kOutputTile, shape_.hidden);
+}
+
+void PassTasks::sum_slots(const RankView& rank, const Block& block, const float* weights, const Range& columns,
+                          const Scratch& scratch, bf16* out) const {
+  const bool has_shared = shape_.shared_intermediate > 0;
+  static_assert(2 * kOutputTile <= kScratchSums);
+  float* shared_rows = scratch.sums + kOutputTile * kLanes;
+  if (has_shared) kernels_.transpose(scratch.sums, columns.size, kOutputTile, shared_rows);
+
+  const bf16* slots = own_memory(rank).slots;
+  for (int i = 0; i < block.count; ++i) {
+    const std::int64_t token = block.first_row + i;
+    const bf16* rows[kMaxTopk];
+    float factors[kMaxTopk];
+    int count = 0;
+    for (std::int32_t slot = 0; slot < shape_.topk; ++slot) {
+      if (!rank.schedule.has_route(token, slot)) continue;
+      const std::int64_t index = token * shape_.topk + slot;
+      rows[count] = slots + index * shape_.hidden + columns.begin;
+      factors[count] = weights == nullptr ? 1.0f : weights[index];
+      ++count;
+    }
+    kernels_.combine(has_shared ? shared_rows + i * kOutputTile : nullptr, rows, factors, count, columns.size,
+                     out + token * shape_.hidden + columns.begin);
   }
-  kernels_.combine(base, rows, factors, count, columns.size, out + token * shape_.hidden + columns.begin);
 }
 
 }  // namespace clowder::cpu

@@ -102,9 +102,12 @@ class PassTasks : public TaskBodies {
   void gate_up_tile(const Rows<const bf16>& x, const ExpertWeights& weights, std::int64_t width, const Range& tile,
                     const Rows<bf16>* gate_up, const Rows<bf16>* h, const Scratch& scratch) const;
 
-  // out = base + the token's slots, for one token. `weights` null: all ones.
-  void sum_slots(const RankView& rank, std::int64_t token, const float* weights, const float* base,
-                 const Range& columns, bf16* out) const;
+  // The columns of out or dx that a sum task owns: all of them, but for a shared expert.
+  Range sum_columns(int tile) const;
+  // A token block's out or dx: the shared expert's part, if there is one, which stands in scratch.sums, plus the
+  // tokens' slots in order. `weights` null: all ones.
+  void sum_slots(const RankView& rank, const Block& block, const float* weights, const Range& columns,
+                 const Scratch& scratch, bf16* out) const;
 
   const LayerShape& shape_;
   const plan::PassShape& pass_;
