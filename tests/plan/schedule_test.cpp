@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -58,6 +59,7 @@ std::vector<std::int32_t> naive_build(const ScheduleShape& shape, const Routing&
   std::vector<std::int32_t> words(static_cast<std::size_t>(shape.words()), kUntouched);
   const Schedule schedule = view_schedule(shape, words.data());
   const std::vector<GlobalSlot> slots = naive_order(shape, routing);
+  *schedule.signature = shape.signature();
   *schedule.rank = rank;
   *schedule.skipped_ids = static_cast<std::int32_t>(std::count_if(
       slots.begin(), slots.end(), [&](const auto& slot) { return slot.id < -1 || slot.id >= shape.num_experts; }));
@@ -91,6 +93,23 @@ TEST(ScheduleView, FillsItsBuffer) {
   std::vector<std::int32_t> words(static_cast<std::size_t>(shape.words()));
   const Schedule schedule = view_schedule(shape, words.data());
   EXPECT_EQ(schedule.row_source + shape.max_rows(), words.data() + words.size());
+}
+
+// Any two shapes of a few hundred, and memory without a schedule.
+TEST(ScheduleShape, SignaturesTellShapesApart) {
+  std::set<std::int32_t> signatures = {0, -1};
+  std::size_t shapes = 2;
+  for (const std::int32_t ranks : {1, 2, 4, 8}) {
+    for (const std::int32_t experts : {8, 16, 64}) {
+      for (const std::int32_t topk : {1, 2, 8}) {
+        for (const std::int32_t max_tokens : {0, 1, 128, 4096, 4097}) {
+          signatures.insert(ScheduleShape{ranks, experts, topk, max_tokens}.signature());
+          ++shapes;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(signatures.size(), shapes);
 }
 
 TEST(BuildSchedule, AgreesWithNaiveBuilder) {
