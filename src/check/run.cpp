@@ -222,7 +222,7 @@ std::vector<RankOutcome> run_with_lost_rank(const ProblemSpec& spec, const RunOp
   const Problem problem = make_problem(spec, options.threads);
   const WorkspaceOptions workspace_options = make_workspace_options(problem, options, 0);
   // Arguments that no rank can use are refused before one waits for another.
-  Workspace(problem.shape, make_virtual_group(ranks), workspace_options);
+  const Workspace usable(problem.shape, make_virtual_group(ranks), workspace_options);
   const auto groups = make_threaded_groups(ranks, options.workspace.timeout_s);
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(ranks));
   // As processes would: no workspace goes while another rank may still call.

@@ -30,7 +30,7 @@ class Meeting {
                                             std::to_string(allocation.bytes_per_rank) +
                                             "; all ranks must pass the same shape");
     }
-    const std::shared_ptr<SymmetricMemory> memory = allocation.memory;
+    std::shared_ptr<SymmetricMemory> memory = allocation.memory;
     if (++allocation.arrived == size_) {
       allocation.memory.reset();  // from here on it is the members'
       all_here_.notify_all();
