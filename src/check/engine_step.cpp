@@ -108,6 +108,22 @@ BackwardInputs EngineStep::backward_inputs(int rank) {
   return inputs;
 }
 
+void EngineStep::run(Workspace& workspace) {
+  std::vector<ExpertIds> expert_ids;
+  std::vector<std::int32_t*> schedules;
+  std::vector<ForwardInputs> forward;
+  std::vector<BackwardInputs> backward;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    expert_ids.push_back(ids(rank));
+    schedules.push_back(schedule(rank));
+    forward.push_back(forward_inputs(rank));
+    if (!problem_.spec.forward_only) backward.push_back(backward_inputs(rank));
+  }
+  workspace.build_schedule(expert_ids, schedules);
+  workspace.forward(forward);
+  if (!problem_.spec.forward_only) workspace.backward(backward, problem_.spec.gradient_mode);
+}
+
 LayerTensors EngineStep::collect() const {
   LayerTensors tensors;
   tensors.out = to_floats(out_);

@@ -26,6 +26,9 @@ class EngineStep {
   ForwardInputs forward_inputs(int rank);
   BackwardInputs backward_inputs(int rank);
 
+  // Schedule, forward and backward (unless forward_only) of all ranks at once, on a workspace that drives them all.
+  void run(Workspace& workspace);
+
   // Shared experts' gradients summed in fp32 in rank order and rounded once to their type.
   LayerTensors collect() const;
   // Of all bits that the engine wrote, each rank's shared gradients included.

@@ -12,6 +12,7 @@
 
 #include "check/run.h"
 #include "cli/commands.h"
+#include "engine/engine.h"
 #include "model/activation/name.h"
 
 namespace clowder::cli {
@@ -54,14 +55,16 @@ std::vector<std::int64_t> parse_tokens(const std::string& text, int ranks) {
                                         " numbers, must have one for each of " + std::to_string(ranks) + " ranks");
 }
 
-void require_engine(const std::string& engine) {
-  if (engine == "cpu") return;
-  if (engine == "sm90") throw Error(ErrorCode::kUnsupported, "engine: this build has no sm90 engine; use --engine cpu");
-  throw Error(ErrorCode::kArgument, "engine: \"" + engine + "\", must be cpu or sm90");
+EngineKind parse_engine(const std::string& name) {
+  for (const EngineKind kind : {EngineKind::kCpu, EngineKind::kSm90}) {
+    if (name == to_string(kind)) return kind;
+  }
+  throw Error(ErrorCode::kArgument, "engine: \"" + name + "\", must be cpu or sm90");
 }
 
 void interpret(Arguments& arguments) {
-  require_engine(arguments.engine);
+  arguments.options.workspace.engine = parse_engine(arguments.engine);
+  engine_type(arguments.options.workspace.engine);  // throws, before any work, where it is not built
   check::ProblemSpec& spec = arguments.spec;
   spec.tokens_per_rank = parse_tokens(arguments.tokens, arguments.ranks);
   spec.activation = parse_activation(arguments.activation);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "clowder/types.h"
 #include "model/canonical_order.h"
 #include "model/host_device.h"
 
@@ -37,6 +38,10 @@ struct ScheduleShape {
     return static_cast<std::int32_t>(hash >> 1);
   }
 };
+
+inline ScheduleShape make_schedule_shape(const LayerShape& shape, int num_ranks) {
+  return {num_ranks, shape.num_experts, shape.topk, static_cast<std::int32_t>(shape.max_tokens)};
+}
 
 // A row's origin: the slot (token * K + slot) of a source rank.
 struct RowSource {
