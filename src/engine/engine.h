@@ -39,6 +39,8 @@ class Engine {
 
  protected:
   Engine(const LayerShape& shape, std::shared_ptr<Group> group) : shape_(shape), group_(std::move(group)) {}
+  // For its collective calls.
+  Group& own_group() { return *group_; }
 
  private:
   LayerShape shape_;

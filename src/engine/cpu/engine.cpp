@@ -31,9 +31,9 @@ void poison(void* memory, std::int64_t elements, std::size_t element_bytes) {
 class CpuEngine : public Engine {
  public:
   CpuEngine(const LayerShape& shape, std::shared_ptr<Group> group, const WorkspaceOptions& options)
-      : Engine(shape, group),
+      : Engine(shape, std::move(group)),
         shape_(Engine::shape()),
-        group_(*group),
+        group_(own_group()),
         options_(resolve_options(shape_, group_.size(), options, limits(shape_))),
         schedule_shape_(plan::make_schedule_shape(shape_, group_.size())),
         buffers_(group_.local_ranks().size()) {
