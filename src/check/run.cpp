@@ -113,13 +113,13 @@ LayerTensors run_engine(const Problem& problem, const RunOptions& options, Repor
       workspace.reset();
       workspace = std::make_unique<Workspace>(problem.shape, make_virtual_group(problem.spec.num_ranks()),
                                               make_workspace_options(problem, options, repeat));
-      step = std::make_unique<EngineStep>(problem, *workspace, options.workspace.keep_x);
+      step = std::make_unique<EngineStep>(problem, *workspace, options.workspace.keep_x, options.workspace.engine);
     }
     step->reset();
     const Clock::time_point start = Clock::now();
     step->run(*workspace);
     report.seconds += seconds_since(start) / options.repeat;
-    report.skipped_ids = summarise(problem.shape, problem.spec.num_ranks(), step->schedule(0)).skipped_ids;
+    report.skipped_ids = summarise(problem.shape, problem.spec.num_ranks(), step->finished_schedule(0)).skipped_ids;
     if (repeat == 0) {
       tensors = step->collect();
       first_digest = step->digest_of_everything();

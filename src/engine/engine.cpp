@@ -3,6 +3,9 @@
 #include <string>
 
 #include "engine/cpu/engine.h"
+#ifdef CLOWDER_HAS_SM90
+#include "engine/sm90/engine.h"
+#endif
 
 namespace clowder {
 namespace {
@@ -13,7 +16,11 @@ const EngineType* find_engine(EngineKind kind) {
     case EngineKind::kCpu:
       return &cpu::kEngineType;
     case EngineKind::kSm90:
+#ifdef CLOWDER_HAS_SM90
+      return &sm90::kEngineType;
+#else
       return nullptr;
+#endif
   }
   throw Error(ErrorCode::kArgument,
               "engine: kind " + std::to_string(static_cast<int>(kind)) + ", must be one of EngineKind");
