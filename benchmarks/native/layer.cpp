@@ -6,6 +6,8 @@
 
 #include "clowder/layer.h"
 #include "model/activation/name.h"
+#include "engine/sm90/timeline.h"
+namespace clowder::sm90 { extern Timeline debug_timeline; }
 
 namespace {
 
@@ -100,6 +102,10 @@ int clowder_bench_forward(void* handle, const BenchTensors* t, void* stream) {
     inputs.saved = {t->gate_up, nullptr, t->shared_gate_up};
     workspace.forward({inputs}, stream);
   });
+}
+
+void clowder_bench_timeline(void* events, void* clocks, int capacity) {
+  clowder::sm90::debug_timeline = {static_cast<clowder::sm90::TileEvent*>(events), static_cast<std::int64_t*>(clocks), capacity};
 }
 
 int clowder_bench_check(void* workspace) {

@@ -15,17 +15,17 @@ struct ClusterTask {
   bool is_odd;         // one row block, two tiles
 };
 
-CLOWDER_HD inline std::int64_t num_cluster_tasks(std::int32_t num_blocks, std::int32_t num_tiles) {
-  return std::int64_t{num_blocks / 2} * num_tiles + (num_blocks % 2) * ((num_tiles + 1) / 2);
+CLOWDER_HD inline std::int32_t num_cluster_tasks(std::int32_t num_blocks, std::int32_t num_tiles) {
+  return num_blocks / 2 * num_tiles + num_blocks % 2 * ((num_tiles + 1) / 2);
 }
 
 // Tasks run tile by tile, so that neighbours share weights; the odd row block comes with every even tile.
-CLOWDER_HD inline ClusterTask find_cluster_task(std::int32_t num_blocks, std::int32_t num_tiles, std::int64_t index) {
+CLOWDER_HD inline ClusterTask find_cluster_task(std::int32_t num_blocks, std::int32_t num_tiles, std::int32_t index) {
   const std::int32_t pairs = num_blocks / 2;
   const std::int32_t odd = num_blocks % 2;
   const std::int32_t two_tiles = 2 * pairs + odd;
-  const std::int32_t tile = 2 * static_cast<std::int32_t>(index / two_tiles);
-  const std::int32_t rest = static_cast<std::int32_t>(index % two_tiles);
+  const std::int32_t tile = 2 * (index / two_tiles);
+  const std::int32_t rest = index % two_tiles;
   if (rest < pairs) return {2 * rest, tile, false};
   if (odd == 1 && rest == pairs) return {2 * pairs, tile, true};
   return {2 * (rest - pairs - odd), tile + 1, false};

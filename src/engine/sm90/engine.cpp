@@ -14,6 +14,7 @@
 #include "engine/sm90/tiles.h"
 
 namespace clowder::sm90 {
+Timeline debug_timeline;
 namespace {
 
 plan::TileCounts make_tile_counts(const LayerShape& shape) {
@@ -258,6 +259,7 @@ class Sm90Engine : public Engine {
     params.next_ticket = next_tickets_.data();
     params.slots_of_rank = slots_of_rank_.data();
     params.watch = {static_cast<std::int64_t>(options_.timeout_s * 1e9), leaves_.data(), report_.device()};
+    params.timeline = debug_timeline;
     return params;
   }
 

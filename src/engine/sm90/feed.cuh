@@ -66,7 +66,7 @@ class Feed {
     const plan::Segment& segment = find_segment(ticket);
     bool is_ready = true;
     if (lane_ < kClusterBlocks) {
-      const plan::Task task = make_record(segment, ticket - segment.first_ticket, record);
+      const plan::Task task = make_record(segment, ticket - static_cast<std::int32_t>(segment.first_ticket), record);
       is_ready = !record.is_real() || wait_for_inputs(params_, params_.rank(record.rank()), task);
     }
     return __all_sync(~0u, is_ready);
@@ -88,7 +88,7 @@ class Feed {
     }
   }
 
-  __device__ plan::Task make_record(const plan::Segment& segment, std::int64_t index, TaskRecord& record) const {
+  __device__ plan::Task make_record(const plan::Segment& segment, std::int32_t index, TaskRecord& record) const {
     const plan::ClusterTask pair = plan::find_cluster_task(segment.num_blocks, segment.num_tiles, index);
     plan::Task task;
     task.segment = &segment;
@@ -98,7 +98,9 @@ class Feed {
     record.rank_and_flags = segment.rank << TaskRecord::kRankShift | (pair.is_odd ? TaskRecord::kOdd : 0);
     record.block = task.block;
     record.tile = task.tile;
-    if (task.tile < segment.num_tiles) fill_rows(segment, task, record);
+    fill_rows(segment, task, record);
+    // The partner's half of the loads is needed all the same.
+    if (task.tile >= segment.num_tiles) record.row_count = 0;
     return task;
   }
 

@@ -11,6 +11,7 @@
 #include "engine/sm90/load.cuh"
 #include "engine/sm90/math.cuh"
 #include "engine/sm90/params.h"
+#include "engine/sm90/timeline.cuh"
 
 namespace clowder::sm90 {
 
@@ -34,7 +35,11 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
   const SharedAddresses shared{shared_address(dynamic_shared)};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) init_barriers(shared);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    memory.event = first_event(params.timeline);
+    mark_block(params.timeline, 0);
+  }
   cluster_sync();
 
   if (warp < kWarpgroupThreads / 32) {
@@ -52,6 +57,7 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
   }
   __syncwarp();
   cluster_sync();
+  if (threadIdx.x == 0) mark_block(params.timeline, 1);
 }
 
 }  // namespace clowder::sm90

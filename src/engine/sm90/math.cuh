@@ -7,6 +7,7 @@
 
 #include "engine/sm90/drain.cuh"
 #include "engine/sm90/load.cuh"
+#include "engine/sm90/timeline.cuh"
 
 namespace clowder::sm90 {
 
@@ -52,17 +53,20 @@ class MathWarp {
         reader_(memory, shared),
         drain_(params, memory, shared, activation, warp, lane),
         rows_(shared.stage(0) / 16 + warp / 4 * (kABytes / kMathWarpgroups / 16)),
+        marks_(memory, warp == 0 && lane == 0),
         stage_(0),
         warp_(warp),
         lane_(lane) {}
 
   __device__ __forceinline__ void run() {
     for (;; reader_.advance()) {
+      marks_.mark(&TileEvent::waits);
       // A task that is not there yet may wait for what this warp still holds.
       if (drain_.holds() && !(reader_.is_published() && hides_stores(reader_.record()))) drain_.all(results_);
       reader_.wait();
       const TaskRecord& record = reader_.record();
       if (record.kind == TaskRecord::kLeave) break;
+      marks_.mark(&TileEvent::starts);
       const plan::TaskKind kind = record.task_kind();
       const int steps = steps_of(params_, kind);
       if (!has_rows(record)) {
@@ -72,6 +76,7 @@ class MathWarp {
       }
       multiply(steps);
       if (kind == plan::TaskKind::kOut) sum_slots(record, steps == 0);
+      marks_.end(params_.timeline, record);
 #pragma unroll
       for (int i = 0; i < 64; ++i) results_[i] = pack_bf16(sums_.value[2 * i], sums_.value[2 * i + 1]);
       drain_.hold(reader_.index());
@@ -109,42 +114,41 @@ class MathWarp {
     sums_.multiply(matrix_descriptor(rows_ + stage), matrix_descriptor(shared_.base / 16 + kABytes / 16 + stage), is_first);
     matrix_commit();
   }
+  __device__ __forceinline__ std::uint32_t stage_before() const { return (stage_.index + kStages - 1) % kStages; }
   // The step before the one just issued has ended.
   __device__ __forceinline__ void release_previous() {
     matrix_wait<1>();
-    release_stage(previous_);
-  }
-  __device__ __forceinline__ void advance() {
-    previous_ = stage_.index;
-    stage_.advance();
+    release_stage(stage_before());
   }
   __device__ __forceinline__ void step() {
     issue(false);
     release_previous();
-    advance();
+    stage_.advance();
   }
   template <int kSlice>
   __device__ __forceinline__ void step_and_drain() {
     issue(false);
     drain_.template slice<kSlice>(results_);
     release_previous();
-    advance();
+    stage_.advance();
   }
   __device__ __forceinline__ void end_steps() {
     matrix_wait<0>();
 #pragma unroll
     for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums_.value[i])::"memory");
-    release_stage(previous_);
+    release_stage(stage_before());
   }
 
   // Holds results of the tile before only if there are more than kSignalStep steps to hide their stores behind.
   __device__ __forceinline__ void multiply(int steps) {
     if (steps == 0) return;
+    wait_stage();
+    marks_.mark(&TileEvent::loaded);
     issue(true);
     int done = 1;
     if (drain_.holds()) {
       drain_.template slice<0>(results_);
-      advance();
+      stage_.advance();
       step_and_drain<1>();
       step_and_drain<2>();
       step_and_drain<3>();
@@ -155,7 +159,7 @@ class MathWarp {
       for (done = kSlices; done < kSignalStep; ++done) step();
       drain_.finish();
     } else {
-      advance();
+      stage_.advance();
     }
     for (; done < steps; ++done) step();
     end_steps();
@@ -222,8 +226,8 @@ class MathWarp {
   RecordReader reader_;
   Drain<Params, GatedActivation> drain_;
   std::uint32_t rows_;  // of the first stage, in units of 16 bytes
+  TileMarks marks_;
   RingPlace<kStages> stage_;
-  std::uint32_t previous_ = 0;
   int warp_, lane_;
   Accumulators sums_;
   std::uint32_t results_[64];

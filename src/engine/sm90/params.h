@@ -8,6 +8,7 @@
 #include "clowder/layer.h"
 #include "plan/pass.h"
 #include "plan/schedule.h"
+#include "engine/sm90/timeline.h"
 
 namespace clowder::sm90 {
 
@@ -75,6 +76,7 @@ struct ForwardParams {
   std::int32_t* next_ticket;
   bf16* const* slots_of_rank;  // [R] every rank's slot buffer
   Watch watch;
+  Timeline timeline;
 };
 
 }  // namespace clowder::sm90

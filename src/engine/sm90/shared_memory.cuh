@@ -3,6 +3,7 @@
 
 #include "engine/sm90/ptx.cuh"
 #include "engine/sm90/tiles.h"
+#include "engine/sm90/timeline.h"
 #include "plan/task.h"
 
 namespace clowder::sm90 {
@@ -51,6 +52,7 @@ struct SharedMemory {
   // A record is published to both blocks, and drained, counted in the leader, when nobody needs it any more.
   std::uint64_t published[kRecords];
   std::uint64_t drained[kRecords];
+  TileEvent* event;  // of the timeline, or null
 };
 inline constexpr int kSharedBytes = static_cast<int>(sizeof(SharedMemory));
 static_assert(kSharedBytes <= 232448);
