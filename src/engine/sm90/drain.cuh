@@ -31,17 +31,18 @@ class Drain {
       : params_(params), memory_(memory), shared_(shared), activation_(activation) {}
 
   __device__ __forceinline__ bool holds() const { return holds_; }
-  __device__ __forceinline__ void hold(const RecordReader& reader) {
-    held_ = reader.place();
+  __device__ __forceinline__ void hold(const RingPlace<kRecords>& record) {
+    held_ = record.index();
     holds_ = true;
   }
 
   template <int kSlice>
   __device__ __forceinline__ void slice(const Registers& results) {
+    const TaskRecord task = record();
     if constexpr (kSlice % 2 == 0) {
-      store_raw<kSlice / 2>(results);
-    } else if (is_up()) {
-      store_activated<kSlice / 4, kSlice / 2 % 2>(results);
+      store_raw<kSlice / 2>(task, results);
+    } else if (is_up(task)) {
+      store_activated<kSlice / 4, kSlice / 2 % 2>(task, results);
     }
   }
 
@@ -60,7 +61,7 @@ class Drain {
   // Says that the warp's results are there; the feed warp passes it on.
   __device__ __forceinline__ void finish() {
     if (lane() == 0) wait_stores();
-    store_nothing(held_.index());
+    store_nothing(held_);
     holds_ = false;
   }
 
@@ -74,19 +75,20 @@ class Drain {
  private:
   __device__ __forceinline__ std::uint32_t raw_box() const { return shared_.staging(math_warp()); }
 
-  __device__ __forceinline__ const TaskRecord& record() const { return memory_.records[held_.index()]; }
-  __device__ __forceinline__ bool is_up() const {
-    return record().task_kind() == plan::TaskKind::kUp || record().task_kind() == plan::TaskKind::kSharedUp;
+  __device__ __forceinline__ TaskRecord record() const { return read_record(shared_, held_); }
+  static __device__ __forceinline__ bool is_up(const TaskRecord& task) {
+    return task.task_kind() == plan::TaskKind::kUp || task.task_kind() == plan::TaskKind::kSharedUp;
   }
   __device__ __forceinline__ int first_row() const { return math_warp() * kBoxRows; }
   // Bulk stores know no rows but whole boxes; g and u stand without padding, so an expert's last rows go one by one.
-  __device__ __forceinline__ bool has_whole_box() const { return record().row_count >= first_row() + kBoxRows; }
+  __device__ __forceinline__ bool has_whole_box(const TaskRecord& task) const {
+    return task.row_count >= first_row() + kBoxRows;
+  }
 
   // Box `kBox` of 64 columns: registers 16 * kBox and up.
   template <int kBox>
-  __device__ __forceinline__ void store_raw(const Registers& results) {
-    const TaskRecord& task = record();
-    const bool up = is_up();
+  __device__ __forceinline__ void store_raw(const TaskRecord& task, const Registers& results) {
+    const bool up = is_up(task);
     if (up && !task.is_saved()) return;
     if (lane() == 0) wait_stores_read<0>();
     __syncwarp();
@@ -95,7 +97,7 @@ class Drain {
       const std::uint32_t* r = results + 16 * kBox + 4 * i;
       store_matrices(fragment_address(raw_box(), lane(), i), r[0], r[1], r[2], r[3]);
     }
-    if (up && has_whole_box()) {
+    if (up && has_whole_box(task)) {
       fence_proxy_shared();
       __syncwarp();
       if (lane() == 0) {
@@ -117,57 +119,48 @@ class Drain {
     return shared ? &rank.shared_up_store : &rank.up_store;
   }
 
-  // A matrix that rows go to one by one.
+  // Columns of a matrix that rows go to one by one.
   struct RowTarget {
-    bf16* first;       // column 0 of row 0
-    std::int32_t pitch;  // elements from row to row
-    std::int32_t width;  // columns
+    bf16* first;          // row 0, column 0
     std::int32_t column;  // of the box
+    std::int32_t width;   // columns
   };
 
   template <int kBox>
   __device__ __forceinline__ RowTarget row_target(const TaskRecord& task) const {
     const ForwardRank& rank = params_.rank(task.rank());
-    const auto hidden = static_cast<std::int32_t>(params_.hidden);
-    const int column = task.tile * kTileColumns + kBox * kBoxColumns;
-    switch (task.task_kind()) {
-      case plan::TaskKind::kDown:
-        return {params_.slots_of_rank[0], hidden, hidden, column};
-      case plan::TaskKind::kOut:
-        return {rank.out + std::int64_t{task.first_row} * hidden, hidden, hidden, column};
-      default:
-        break;
+    if (!is_up(task)) {
+      bf16* first = task.task_kind() == plan::TaskKind::kDown ? params_.slots_of_rank[0] : rank.out;
+      return {first, task.tile * kTileColumns + kBox * kBoxColumns, static_cast<std::int32_t>(params_.hidden)};
     }
     const bool shared = task.task_kind() == plan::TaskKind::kSharedUp;
-    const auto width = static_cast<std::int32_t>(shared ? params_.shared_intermediate : params_.intermediate);
-    bf16* gate_up = (shared ? rank.shared_gate_up : rank.gate_up) + std::int64_t{task.first_row} * 2 * width;
-    return {gate_up + kBox / 2 * width, 2 * width, width, task.tile * kHalfColumns + kBox % 2 * kBoxColumns};
+    const std::int64_t width = shared ? params_.shared_intermediate : params_.intermediate;
+    bf16* gate_up = shared ? rank.shared_gate_up : rank.gate_up;
+    return {gate_up + kBox / 2 * width, task.tile * kHalfColumns + kBox % 2 * kBoxColumns,
+            static_cast<std::int32_t>(width)};
   }
 
   // The raw box, row by row.
   template <int kBox>
   __device__ __forceinline__ void store_rows(const TaskRecord& task) const {
     const RowTarget target = row_target<kBox>(task);
-    const bool is_down = task.task_kind() == plan::TaskKind::kDown;
-    if (is_down) barrier_wait(shared_.targeted(held_.index()), held_.parity());
     const int chunk = lane() % 8;
-    if (target.column + chunk * 8 >= target.width) return;
-    bf16* const first = target.first + target.column + chunk * 8;
-    // Not unrolled: rows in flight would take registers.
-#pragma unroll 1
+    const int column = target.column + chunk * 8;
+    if (column >= target.width) return;
+    const std::uint32_t* rows = memory_.targets[held_] + first_row();
+    uint4* first = reinterpret_cast<uint4*>(target.first + column);
+    // Four rows at once would take registers.
+#pragma unroll 2
     for (int row = lane() / 8; row < kBoxRows; row += 4) {
-      const int row_of_block = first_row() + row;
-      const int index = is_down                         ? static_cast<int>(memory_.targets[held_.index()][row_of_block])
-                        : row_of_block < task.row_count ? row_of_block
-                                                        : -1;
+      const std::uint32_t place = rows[row];
       const uint4 words = load_shared_16(raw_box() + row * kRowBytes + ((chunk ^ row % 8) * 16));
-      if (index >= 0) *reinterpret_cast<uint4*>(first + std::int64_t{index} * target.pitch) = words;
+      if (place != kNowhere) first[place] = words;
     }
   }
 
   // Half `kHalf` of the box of h whose g are registers 16 * kBox and up, and whose u are 32 registers further.
   template <int kBox, int kHalf>
-  __device__ __forceinline__ void store_activated(const Registers& results) {
+  __device__ __forceinline__ void store_activated(const TaskRecord& task, const Registers& results) {
     const std::uint32_t box = raw_box() + kBoxBytes;
     if (kHalf == 0) {
       if (lane() == 0) wait_stores_read<0>();
@@ -186,7 +179,6 @@ class Drain {
       fence_proxy_shared();
       __syncwarp();
       if (lane() == 0) {
-        const TaskRecord& task = record();
         const ForwardRank& rank = params_.rank(task.rank());
         const bool shared = task.task_kind() == plan::TaskKind::kSharedUp;
         store_box(shared ? &rank.shared_h_store : &rank.h_store, box, task.tile * kHalfColumns + kBox * kBoxColumns,
@@ -206,7 +198,7 @@ class Drain {
   SharedMemory& memory_;
   const SharedAddresses& shared_;
   GatedActivation activation_;
-  RingPlace<kRecords> held_{0};
+  std::uint32_t held_ = 0;
   bool holds_ = false;
 };
 

@@ -23,14 +23,13 @@ class Gatherer {
     for (;; reader_.advance()) {
       reader_.wait();
       const TaskRecord record = reader_.record();
-      if (record.kind == TaskRecord::kLeave) return;
       const plan::TaskKind kind = record.task_kind();
-      if (kind == plan::TaskKind::kDown) find_targets(record);
+      const bool leaves = record.kind == TaskRecord::kLeave;
+      if (!leaves) find_targets(record);
       __syncwarp();
-      if (lane_ == 0) {
-        barrier_arrive(shared_.targeted(reader_.index()));
-        release_record(shared_, reader_.index());
-      }
+      if (lane_ == 0) barrier_arrive(shared_.targeted(reader_.index()));
+      if (leaves) return;
+      if (lane_ == 0) release_record(shared_, reader_.index());
       const int steps = steps_of(params_, kind);
       if (kind == plan::TaskKind::kUp || kind == plan::TaskKind::kSharedUp) {
         gather(record, steps);
@@ -48,12 +47,19 @@ class Gatherer {
   // The rows that a warp copies, as many as a lane looks up for all.
   static constexpr int kLookUps = kBlockRows / kAgentWarps / 32;
 
-  // The slot that each row of a down tile goes to.
+  // Where the block's rows go: those of a down tile to their slots, others one after the other.
   __device__ void find_targets(const TaskRecord& record) {
+    const plan::TaskKind kind = record.task_kind();
     const std::int32_t* sources = params_.rank(record.rank()).schedule.row_source + record.first_row;
+    const auto pitch = static_cast<std::uint32_t>(row_pitch(params_, kind) / 8);
 #pragma unroll 1
     for (int row = warp_ * 32 + lane_; row < kBlockRows; row += kAgentThreads) {
-      memory_.targets[reader_.index()][row] = static_cast<std::uint32_t>(row < record.row_count ? sources[row] : -1);
+      std::uint32_t target = kNowhere;
+      if (row < record.row_count) {
+        const int index = kind == plan::TaskKind::kDown ? sources[row] : record.first_row + row;
+        target = static_cast<std::uint32_t>(index) * pitch;
+      }
+      memory_.targets[reader_.index()][row] = target;
     }
   }
 

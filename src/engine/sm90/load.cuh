@@ -32,6 +32,19 @@ __device__ int sum_steps_of(const Params& params, plan::TaskKind kind) {
   return kind == plan::TaskKind::kOut ? params.topk : 0;
 }
 
+// Elements from row to row of what a tile's results are stored to.
+template <class Params>
+__device__ std::int64_t row_pitch(const Params& params, plan::TaskKind kind) {
+  switch (kind) {
+    case plan::TaskKind::kUp:
+      return 2 * params.intermediate;
+    case plan::TaskKind::kSharedUp:
+      return 2 * params.shared_intermediate;
+    default:
+      return params.hidden;
+  }
+}
+
 // What a block loads of a GEMM tile. The tile's columns are two halves, gate and up or neighbours.
 struct TileOperands {
   const CUtensorMap* rows;  // null: gathered

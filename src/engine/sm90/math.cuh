@@ -50,31 +50,38 @@ class MathWarp {
                       const GatedActivation& activation)
       : params_(params),
         shared_(shared),
-        reader_(memory, shared),
+        record_(0),
         drain_(params, memory, shared, activation),
         marks_(memory),
         stage_(0) {}
 
   __device__ __forceinline__ void run() {
-    for (;; reader_.advance()) {
+    // Of the next task, if it is there and hides stores; otherwise 0.
+    int steps = 0;
+    for (;; record_.advance()) {
       marks_.mark(&TileEvent::waits);
-      // A task that is not there yet may wait for what this warp still holds.
-      if (drain_.holds() && !(reader_.is_published() && hides_stores(reader_.record()))) drain_.all(results_);
-      reader_.wait();
-      const TaskRecord& record = reader_.record();
-      if (record.kind == TaskRecord::kLeave) break;
-      marks_.mark(&TileEvent::starts);
-      if (!has_rows(record)) {
-        skip_stages(record);
-        drain_.store_nothing(reader_.index());
-        continue;
+      if (steps == 0) {
+        // The task may wait for what this warp still holds.
+        if (drain_.holds()) drain_.all(results_);
+        // The agents saw it published.
+        barrier_wait(shared_.targeted(record_.index()), record_.parity());
+        const TaskRecord record = read_record(shared_, record_.index());
+        if (record.kind == TaskRecord::kLeave) break;
+        if (!has_rows(record)) {
+          skip_stages(record);
+          drain_.store_nothing(record_.index());
+          continue;
+        }
+        steps = steps_of(params_, record.task_kind());
       }
-      multiply(steps_of(params_, record.task_kind()));
+      marks_.mark(&TileEvent::starts);
+      steps = multiply(steps);
+      const TaskRecord record = read_record(shared_, record_.index());
       if (record.task_kind() == plan::TaskKind::kOut) sum_slots(record);
       marks_.end(params_.timeline, record);
 #pragma unroll
       for (int i = 0; i < 64; ++i) results_[i] = pack_bf16(sums_.value[2 * i], sums_.value[2 * i + 1]);
-      drain_.hold(reader_);
+      drain_.hold(record_);
     }
     wait_stores();
   }
@@ -84,9 +91,15 @@ class MathWarp {
   __device__ __forceinline__ bool has_rows(const TaskRecord& record) const {
     return record.row_count > math_warp() / 4 * (kBlockRows / kMathWarpgroups);
   }
-  __device__ __forceinline__ bool hides_stores(const TaskRecord& record) const {
-    return record.kind != TaskRecord::kLeave && has_rows(record) &&
-           steps_of(params_, record.task_kind()) > kSignalStep;
+  // How many steps of the next task will hide stores: 0 if it is not there, has no rows for this warp or too few steps.
+  __device__ __forceinline__ int look_ahead() const {
+    RingPlace<kRecords> next = record_;
+    next.advance();
+    if (!barrier_try_wait(shared_.targeted(next.index()), next.parity())) return 0;
+    const TaskRecord record = read_record(shared_, next.index());
+    if (record.kind == TaskRecord::kLeave || !has_rows(record)) return 0;
+    const int steps = steps_of(params_, record.task_kind());
+    return steps > kSignalStep ? steps : 0;
   }
 
   __device__ __forceinline__ void wait_stage() { barrier_wait(shared_.full(stage_.index()), stage_.parity()); }
@@ -136,9 +149,10 @@ class MathWarp {
     release_stage(stage_.index_before());
   }
 
-  // Holds results of the tile before only if there are more than kSignalStep steps to hide their stores behind.
-  __device__ __forceinline__ void multiply(int steps) {
-    if (steps == 0) return;
+  // Holds results of the tile before only if there are more than kSignalStep steps to hide their stores behind. Looks
+  // ahead while the last step runs.
+  __device__ __forceinline__ int multiply(int steps) {
+    if (steps == 0) return 0;
     wait_stage();
     marks_.mark(&TileEvent::loaded);
     issue(true);
@@ -160,7 +174,9 @@ class MathWarp {
       --steps;
     }
     for (; steps > 0; --steps) step();
+    steps = look_ahead();
     end_steps();
+    return steps;
   }
 
   // Adds the slots of the block's tokens, each times its weight, in the order of slots. Slots without a route hold
@@ -219,7 +235,7 @@ class MathWarp {
 
   const Params& params_;
   const SharedAddresses& shared_;
-  RecordReader reader_;
+  RingPlace<kRecords> record_;
   Drain<Params, GatedActivation> drain_;
   TileMarks marks_;
   RingPlace<kStages> stage_;

@@ -6,6 +6,22 @@
 
 namespace clowder::sm90 {
 
+// A whole record at once.
+__device__ __forceinline__ TaskRecord read_record(const SharedAddresses& shared, std::uint32_t index) {
+  const uint4 a = load_shared_16(shared.record(index));
+  const uint4 b = load_shared_16(shared.record(index) + 16);
+  TaskRecord record;
+  record.kind = a.x;
+  record.rank_and_flags = a.y;
+  record.expert = a.z;
+  record.block = a.w;
+  record.tile = b.x;
+  record.first_row = b.y;
+  record.row_count = b.z;
+  record.ring_row = b.w;
+  return record;
+}
+
 // A role's walk over the records of its block.
 class RecordReader {
  public:
@@ -20,7 +36,6 @@ class RecordReader {
   __device__ const TaskRecord& record() const { return memory_.records[place_.index()]; }
   __device__ std::uint32_t index() const { return place_.index(); }
   __device__ std::uint32_t parity() const { return place_.parity(); }
-  __device__ RingPlace<kRecords> place() const { return place_; }
   __device__ void advance() { place_.advance(); }
 
  private:

@@ -35,6 +35,9 @@ struct alignas(16) TaskRecord {
 };
 static_assert(sizeof(TaskRecord) == 32);
 
+// A row's results begin so many times 16 bytes after the first row's place; or nowhere, for padding.
+inline constexpr std::uint32_t kNowhere = ~0u;
+
 // Results on their way to memory: a box of raw results and one of activated ones, and where the rows of the tile go.
 struct Staging {
   alignas(1024) std::byte raw[kBoxBytes];
@@ -45,7 +48,7 @@ struct SharedMemory {
   alignas(1024) std::byte stages[kStages][kStageBytes];  // A, then the two halves of B
   Staging staging[kMathWarps];
   TaskRecord records[kRecords];
-  std::uint32_t targets[kRecords][kBlockRows];  // of a down tile: the slot that each row goes to
+  std::uint32_t targets[kRecords][kBlockRows];  // where the rows go, in units of 16 bytes
   // A stage is full when its loads have landed, and empty when every math warp of the cluster has read it.
   std::uint64_t full[kStages];
   std::uint64_t empty[kStages];
