@@ -30,10 +30,12 @@ struct PlanParams {
 
   std::int32_t num_ranks;
   std::int32_t num_experts;  // of a rank
+  std::int32_t max_chunks;   // of a rank
   plan::PassShape shape;
   plan::Segment* segments;
   plan::Queue* math;
   std::int32_t* next_tickets;  // [2] of the math and the copy queue
+  std::int32_t* progress;
   std::int64_t* phase_segments;  // [max phases + 1] scratch
   std::int64_t* phase_tickets;
 };
@@ -54,10 +56,9 @@ inline PlanSizes plan_sizes(const plan::ScheduleShape& schedule, const plan::Rin
   sizes.chunks = 2 * (sizes.blocks / (ring.chunk_blocks + 1)) + 2;
   sizes.token_blocks = plan::ceil_div(schedule.max_tokens, ring.block_rows);
   sizes.phases = 2 * num_local_ranks * sizes.chunks;
-  const std::int64_t token_groups = plan::ceil_div(sizes.token_blocks, ring.chunk_blocks);
   // An expert's blocks make one segment a chunk that they touch.
   const std::int64_t pieces = schedule.experts_per_rank() + sizes.chunks;
-  sizes.segments = num_local_ranks * (2 * pieces + 2 * token_groups);
+  sizes.segments = num_local_ranks * (2 * pieces + 2 * sizes.token_blocks);
   return sizes;
 }
 
