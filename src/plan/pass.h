@@ -160,19 +160,12 @@ CLOWDER_HD inline void emit_chunk(Sink& sink, TaskKind kind, std::int32_t rank_i
   }
 }
 
-// How many token blocks make a segment. Products go in groups of a chunk's size, so that their rows stay in the cache
-// while all tiles of the weights pass. Sums without a product share nothing between blocks: one at a time, so that
-// neighbours in memory are read together.
-CLOWDER_HD inline std::int32_t token_group(const PassShape& shape, TaskKind kind) {
-  const bool is_sum = kind == TaskKind::kOut || kind == TaskKind::kInputSum;
-  return is_sum && !shape.has_shared ? 1 : shape.ring.chunk_blocks;
-}
-
-// Tasks of `kind` for the blocks of a rank's tokens.
+// Tasks of `kind` for the blocks of a rank's tokens. Groups of a chunk's size, so that their rows stay in the cache
+// while all tiles of the weights pass.
 template <class Sink>
 CLOWDER_HD inline void emit_tokens(const PassShape& shape, Sink& sink, TaskKind kind, std::int32_t rank_index,
                                    const RankPass& rank, std::int32_t num_tiles) {
-  const std::int32_t group = token_group(shape, kind);
+  const std::int32_t group = shape.ring.chunk_blocks;
   const std::int32_t end = token_blocks(shape, rank);
   for (std::int32_t first = 0; first < end; first += group) {
     emit_math(sink, kind, rank_index, first, end - first < group ? end - first : group, num_tiles);

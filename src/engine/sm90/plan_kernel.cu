@@ -275,7 +275,7 @@ __device__ void write_phases(const PlanParams& params, std::int32_t num_chunks, 
 // A rank's segments of token blocks as plan::emit_tokens makes them, each by a thread.
 __device__ void write_tokens(const PlanParams& params, const QueuePlace& first, plan::TaskKind kind, std::int32_t rank,
                              const plan::RankPass& pass, std::int32_t num_tiles) {
-  const std::int32_t group = plan::token_group(params.shape, kind);
+  const std::int32_t group = params.shape.ring.chunk_blocks;
   const std::int32_t end = plan::token_blocks(params.shape, pass);
   for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i * group < end; i += kPlanThreads) {
     QueuePlace place{first.segment + i, first.ticket + i * plan::num_cluster_tasks(group, num_tiles)};
@@ -284,9 +284,9 @@ __device__ void write_tokens(const PlanParams& params, const QueuePlace& first, 
 }
 
 // Where the queue stands after them.
-__device__ QueuePlace after_tokens(const PlanParams& params, const QueuePlace& first, plan::TaskKind kind,
-                                   const plan::RankPass& pass, std::int32_t num_tiles) {
-  const std::int32_t group = plan::token_group(params.shape, kind);
+__device__ QueuePlace after_tokens(const PlanParams& params, const QueuePlace& first, const plan::RankPass& pass,
+                                   std::int32_t num_tiles) {
+  const std::int32_t group = params.shape.ring.chunk_blocks;
   const std::int32_t blocks = plan::token_blocks(params.shape, pass);
   return {first.segment + divide_up(blocks, group),
           first.ticket + blocks / group * plan::num_cluster_tasks(group, num_tiles) +
@@ -299,7 +299,7 @@ __device__ QueuePlace place_tokens(const PlanParams& params, QueuePlace place, p
   for (std::int32_t r = 0; r < params.num_ranks; ++r) {
     const plan::RankPass& pass = *lists_of(params, r, shared).pass;
     write_tokens(params, place, kind, r, pass, num_tiles);
-    place = after_tokens(params, place, kind, pass, num_tiles);
+    place = after_tokens(params, place, pass, num_tiles);
   }
   return place;
 }

@@ -56,9 +56,10 @@ inline PlanSizes plan_sizes(const plan::ScheduleShape& schedule, const plan::Rin
   sizes.chunks = 2 * (sizes.blocks / (ring.chunk_blocks + 1)) + 2;
   sizes.token_blocks = plan::ceil_div(schedule.max_tokens, ring.block_rows);
   sizes.phases = 2 * num_local_ranks * sizes.chunks;
+  const std::int64_t token_groups = plan::ceil_div(sizes.token_blocks, ring.chunk_blocks);
   // An expert's blocks make one segment a chunk that they touch.
   const std::int64_t pieces = schedule.experts_per_rank() + sizes.chunks;
-  sizes.segments = num_local_ranks * (2 * pieces + 2 * sizes.token_blocks);
+  sizes.segments = num_local_ranks * (2 * pieces + 2 * token_groups);
   return sizes;
 }
 
