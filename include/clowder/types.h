@@ -45,6 +45,9 @@ const char* to_string(EngineKind kind);
 enum class ActivationKind : std::int32_t {
   kSwiglu,       // f(g, u) = silu(g) * u
   kSwigluClamp,  // f(g, u) = silu(min(g, limit)) * clamp(u, -limit, limit)
+  kGeglu,        // f(g, u) = gelu(g) * u, gelu in its tanh form
+  kReglu,        // f(g, u) = max(g, 0) * u
+  kGptOss,       // f(g, u) = (clamp(u, -7, 7) + 1) * g' * sigmoid(1.702 g') with g' = min(g, 7)
 };
 
 struct Activation {

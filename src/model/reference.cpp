@@ -16,22 +16,10 @@ Matrix make_matrix(std::int64_t rows, std::int64_t columns) {
 
 double round_to_bf16(double value) { return static_cast<double>(to_float(to_bf16(static_cast<float>(value)))); }
 
-// Activations as the reference takes them: where the bf16 value is clamped, so is the exact one, and nowhere else.
-GatedGradient<double> masked_gradient(const Swiglu& activation, double g, double u) {
-  return activation.gradient(g, u);
-}
-
-GatedGradient<double> masked_gradient(const SwigluClamp& activation, double g, double u) {
-  const double limit = static_cast<double>(activation.limit);
-  const double rounded_u = round_to_bf16(u);
-  const bool g_clamped = round_to_bf16(g) > limit;
-  const bool u_clamped = rounded_u > limit || rounded_u < -limit;
-  if (g_clamped) g = limit;
-  if (u_clamped) u = rounded_u > 0.0 ? limit : -limit;
-  GatedGradient<double> result = Swiglu{}.gradient(g, u);
-  if (g_clamped) result.dg = 0.0;
-  if (u_clamped) result.du = 0.0;
-  return result;
+// Where the bf16 value is clamped, so is the exact one, and nowhere else.
+template <class F>
+GatedGradient<double> masked_gradient(const F& activation, double g, double u) {
+  return activation.gradient_on(activation.piece(round_to_bf16(g), round_to_bf16(u)), g, u);
 }
 
 // One expert's two matrices.
