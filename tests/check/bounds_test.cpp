@@ -397,6 +397,44 @@ std::vector<Layout> layouts(const Problem& problem) {
 // What a mistake does to a tensor.
 using Mistake = std::function<void(std::vector<float>&, const Layout&)>;
 
+// An engine's fp32 sums may put a g or u on the other side of a corner than the exact ones. Either is right where they
+// may, and neither is anywhere else.
+TEST(OpenChoices, BothSidesOfACornerAreRightAndNothingElse) {
+  ProblemSpec spec = spec_of(512);
+  spec.activation.kind = ActivationKind::kReglu;
+  spec.shared_intermediate = 96;
+  const Case checked(spec);
+  const auto& choices = checked.reference.choices;
+  ASSERT_FALSE(choices.empty());
+  const std::int64_t hidden = spec.hidden;
+  const auto with_other_side = [&](double times, std::int64_t outputs_further) {
+    LayerTensors tensors = checked.tensors;
+    for (const OpenChoice& choice : choices) {
+      const bool is_shared = choice.expert < 0;
+      const std::int64_t width = is_shared ? spec.shared_intermediate : spec.intermediate;
+      const std::int64_t output = (choice.output + outputs_further) % (2 * width);
+      const std::int64_t row = (is_shared ? 0 : choice.expert * 2 * width) + output;
+      const std::vector<bf16>& w13 = is_shared ? checked.problem.shared_w13 : checked.problem.w13;
+      std::vector<float>& gradient = is_shared ? tensors.dshared_w13 : tensors.dw13;
+      const double difference = times * choice.difference;
+      for (std::int64_t j = 0; j < hidden; ++j) {
+        const double x = static_cast<double>(to_float(checked.problem.x[choice.token * hidden + j]));
+        const double w = static_cast<double>(to_float(w13[row * hidden + j]));
+        float& dw = gradient[row * hidden + j];
+        float& dx = tensors.dx[choice.token * hidden + j];
+        dw = static_cast<float>(rounded(static_cast<double>(dw) + difference * x));
+        dx = static_cast<float>(rounded(static_cast<double>(dx) + difference * w));
+      }
+    }
+    const std::vector<TensorReport> reports = checked.reports(tensors);
+    return std::all_of(reports.begin(), reports.end(), [](const TensorReport& report) { return report.ok(); });
+  };
+  EXPECT_TRUE(with_other_side(0.0, 0));
+  EXPECT_TRUE(with_other_side(1.0, 0));
+  EXPECT_FALSE(with_other_side(-1.0, 0));
+  EXPECT_FALSE(with_other_side(1.0, 1));
+}
+
 class WrongPartIsReported : public testing::Test {
  protected:
   static const Case& checked() {
