@@ -54,6 +54,7 @@ demo: package $(for_demo)  ## trains a small language model on source code (DEMO
 
 test: build $(for_test)  ## builds and runs the tests of this machine, C++ and Python
 	ctest --preset release -j $(JOBS)
+	@tools/test_package.sh
 	@$(MAKE) --no-print-directory package
 	$(PY) -m pytest -q tests/python
 

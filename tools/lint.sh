@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python_folders=(python tests/python examples)
-mapfile -t cpp < <(find src include tests python/bindings -name '*.h' -o -name '*.cpp' | sort)
+mapfile -t cpp < <(find src include tests python/bindings examples/cpp -name '*.h' -o -name '*.cpp' | sort)
 
 if [[ ${1:-} == --fix ]]; then
   clang-format -i "${cpp[@]}"

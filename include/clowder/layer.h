@@ -27,6 +27,7 @@
 #include <memory>
 #include <vector>
 
+#include "clowder/export.h"
 #include "clowder/group.h"
 #include "clowder/status.h"
 #include "clowder/types.h"
@@ -116,7 +117,7 @@ struct BackwardInputs {
   ExpertGradients shared_gradients;  // of this rank's own tokens
 };
 
-class Workspace {
+class CLOWDER_API Workspace {
  public:
   // Collective over the group. Throws Error(kArgument) that names the argument, and Error(kUnsupported) for an engine
   // that this build or this machine lacks.
@@ -168,6 +169,6 @@ struct ScheduleSummary {
   std::vector<std::int64_t> expert_counts;  // [E] rows of every expert of the group
 };
 // Throws Error(kArgument) for memory that holds no schedule of this layer.
-ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule);
+CLOWDER_API ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule);
 
 }  // namespace clowder

@@ -76,7 +76,7 @@ class VirtualWorkspace {
   std::mutex one_call_at_a_time_;  // the interpreter's lock is released during a call
 };
 
-// "swiglu" or "swiglu-clamp:LIMIT"; throws Error(kArgument) for others.
+// As model/activation/name.h has them; throws Error(kArgument) for others.
 Activation parse_activation_name(const std::string& name);
 
 }  // namespace clowder::python

@@ -68,7 +68,8 @@ class Workspace:
         topk: K, slots of a token, 1 to 16.
         max_tokens: the most tokens that one rank may hold in a step.
         shared_intermediate: Is, width of the shared expert, a multiple of 32; 0 is no shared expert.
-        activation: "swiglu", or "swiglu-clamp:LIMIT": silu(min(g, LIMIT)) * clamp(u, -LIMIT, LIMIT).
+        activation: "swiglu", "swiglu-clamp:LIMIT": silu(min(g, LIMIT)) * clamp(u, -LIMIT, LIMIT), "geglu" (gelu in its
+            tanh form), "reglu", or "gpt-oss": (clamp(u, -7, 7) + 1) * g' * sigmoid(1.702 g') with g' = min(g, 7).
         group: the expert-parallel group, `VirtualGroup(1)` if None.
         ring_rows: rows of one rank that a pass holds at once; None is the larger of three chunks and a quarter of
             ceil(1.25 * max_tokens * K).

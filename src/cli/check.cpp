@@ -143,7 +143,7 @@ void add_data_options(CLI::App& command, Arguments& arguments) {
       ->capture_default_str();
   command.add_option("--experts", spec.num_experts, "experts E over all ranks")->capture_default_str();
   command.add_option("--topk", spec.topk, "experts K of a token")->capture_default_str();
-  command.add_option("--activation", arguments.activation, "swiglu or swiglu-clamp:LIMIT")->capture_default_str();
+  command.add_option("--activation", arguments.activation, kActivationNames)->capture_default_str();
   command.add_option("--routing", arguments.routing, "uniform, zipf:S, hot:F, one:E or file:PATH")
       ->capture_default_str();
   command.add_option("--drop", spec.drop, "fraction of slots without a route")->capture_default_str();

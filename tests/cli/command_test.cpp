@@ -107,6 +107,9 @@ TEST_F(Command, EveryOptionIsTaken) {
   EXPECT_EQ(json["skipped_ids"], 2);
   EXPECT_EQ(json["tensors"].size(), 7u);
   EXPECT_EQ(run_json(std::string(kSmall) + "--forward-only", 0)["tensors"].size(), 1u);
+  for (const char* name : {"swiglu", "geglu", "reglu", "gpt-oss"}) {
+    EXPECT_TRUE(run_json(std::string(kSmall) + "--activation " + name, 0)["ok"].get<bool>()) << name;
+  }
 }
 
 TEST_F(Command, BadArgumentsAreCodeTwo) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "engine/layer_case.h"
+#include "model/all_activations.h"
 #include "model/bf16.h"
 
 namespace clowder::test {
@@ -441,7 +442,7 @@ TEST(Case, RandomLayers) {
     spec.drop = static_cast<double>(below(3)) / 4;
     spec.gradient_mode = static_cast<GradientMode>(below(4));
     spec.seed = static_cast<std::uint64_t>(round);
-    if (below(3) == 0) spec.activation = {ActivationKind::kSwigluClamp, 1.0f};
+    spec.activation = all_activations()[below(all_activations().size())];
     RunOptions options = tuned(below(2) == 0 ? "min" : "1/2", below(2) == 0 ? "1/3" : "all");
     options.workspace.blocks = static_cast<std::int32_t>(1 + below(4));
     options.workspace.keep_x = below(2) == 0;

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "model/activation/dispatch.h"
+#include "model/all_activations.h"
 #include "model/bf16.h"
 
 namespace clowder::cpu {
@@ -147,7 +147,7 @@ TEST_P(EveryInstructionSet, ActivationsAreTheModels) {
   Random random(4);
   const int outputs = 16;
   const int count = outputs * kLanes;
-  for (const Activation activation : {Activation{}, Activation{ActivationKind::kSwigluClamp, 0.75f}}) {
+  for (const Activation& activation : all_activations()) {
     const std::vector<float> gate = random.floats(count);
     const std::vector<float> up = random.floats(count);
     std::vector<float> hidden(count);

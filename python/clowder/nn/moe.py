@@ -27,7 +27,7 @@ class MoE(nn.Module):
         num_experts: E, a multiple of the group's ranks.
         topk: K, experts of a token, 1 to 16.
         shared_intermediate: Is, a multiple of 32; 0 is no shared expert.
-        activation: "swiglu" or "swiglu-clamp:LIMIT".
+        activation: "swiglu", "swiglu-clamp:LIMIT", "geglu", "reglu" or "gpt-oss", as in `clowder.Workspace`.
         router: "softmax".
         group: the expert-parallel group; None is one rank.
         max_tokens: the most tokens of one rank in a call. None fits the workspace to the calls: a call with more tokens

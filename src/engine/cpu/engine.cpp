@@ -44,7 +44,9 @@ class CpuEngine : public Engine {
                      std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate}));
     const SymmetricLayout layout(shape_, group_.size());
     symmetric_memory_ = group_.allocate(layout.bytes());
-    for (int rank = 0; rank < group_.size(); ++rank) memory_.push_back(layout.view(symmetric_memory_->base(rank)));
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      memory_.push_back(layout.view(checked_base(symmetric_memory_.get(), rank)));
+    }
   }
 
   std::int64_t ring_rows() const override { return std::int64_t{ring_.ring_blocks} * ring_.block_rows; }
