@@ -31,13 +31,19 @@ void bind(nb::module_& m) {
       .value("ACCUMULATE_BF16", GradientMode::kAccumulateBf16)
       .value("ACCUMULATE_FP32", GradientMode::kAccumulateFp32);
 
+  nb::class_<Matrices>(m, "Matrices")
+      .def(nb::init<>())
+      .def(nb::init<std::vector<Address>, std::int64_t>(), "addresses"_a, "stride"_a)
+      .def_ro("addresses", &Matrices::addresses)
+      .def_ro("stride", &Matrices::stride);
   nb::class_<WeightAddresses>(m, "WeightAddresses")
-      .def(nb::init<Address, Address, Address, Address>(), "w13"_a, "w2"_a, "shared_w13"_a = 0, "shared_w2"_a = 0);
+      .def(nb::init<Matrices, Matrices, Matrices, Matrices, Matrices, Matrices>(), "w1"_a, "w3"_a, "w2"_a,
+           "shared_w1"_a, "shared_w3"_a, "shared_w2"_a);
   nb::class_<SavedAddresses>(m, "SavedAddresses")
       .def(nb::init<Address, Address, Address>(), "gate_up"_a = 0, "x"_a = 0, "shared_gate_up"_a = 0);
   nb::class_<GradientAddresses>(m, "GradientAddresses")
-      .def(nb::init<Address, Address, Address, Address, Address, Address>(), "x"_a = 0, "topk_weights"_a = 0,
-           "w13"_a = 0, "w2"_a = 0, "shared_w13"_a = 0, "shared_w2"_a = 0);
+      .def(nb::init<Address, Address, Matrices, Matrices, Matrices, Matrices, Matrices, Matrices>(), "x"_a,
+           "topk_weights"_a, "w1"_a, "w3"_a, "w2"_a, "shared_w1"_a, "shared_w3"_a, "shared_w2"_a);
   nb::class_<PassAddresses>(m, "PassAddresses")
       .def(nb::init<std::vector<std::int64_t>, Address, Address, Address, WeightAddresses, SavedAddresses>(),
            "tokens_per_rank"_a, "schedule"_a, "x"_a, "topk_weights"_a, "weights"_a, "saved"_a);
