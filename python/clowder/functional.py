@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import ops
 from .errors import ClowderError, argument_error
@@ -214,8 +215,27 @@ def _run_forward(
 ) -> tuple[Tensor, ...]:
     tokens = _tokens(workspace, schedule, x)
     _check_tensors(topk_weights=topk_weights)
+    refuse_transforms(x, topk_weights, *(tensor for weight in flat_weights for tensor in weight))
     layer = (x, topk_weights, *flat_weights, schedule.table, workspace.operand(), tokens)
     return torch.ops.clowder.forward(*layer, workspace.saved_rows, workspace.keep_x, *saves, *mains)
+
+
+def refuse_transforms(*tensors: Tensor) -> None:
+    """PyTorch would give a tangent of zero where an operator has no forward-mode derivative.
+
+    Raises:
+        ClowderError: "unsupported" for tensors of torch.func or of forward-mode differentiation.
+    """
+    if torch.compiler.is_compiling():
+        return
+    has_level = forward_ad._current_level >= 0
+    if has_level and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        message = "forward-mode differentiation: clowder has reverse-mode derivatives only; use torch.autograd"
+        raise ClowderError("unsupported", message)
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        raise ClowderError("unsupported", "torch.func: clowder does not work under its transforms; use torch.autograd")
 
 
 def _saves(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ClowderError, argument_error
-from ..functional import routed
+from ..functional import refuse_transforms, routed
 from ..group import VirtualGroup
 from ..workspace import Workspace
 from .experts import add_parameters, main_grads_of, reset, weights_of
@@ -179,6 +179,7 @@ class MoE(nn.Module):
         if not isinstance(x, Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden:
             was = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise argument_error("x", was, f"[..., H = {self.hidden}]")
+        refuse_transforms(x)
         tokens = x.reshape(-1, self.hidden)
         self._fit_workspace(tokens.shape[0])
         routes = self.router(tokens)
@@ -200,17 +201,17 @@ class MoE(nn.Module):
         return {**self.__dict__, "_aux_loss": None, "expert_counts": None, "_has_lost_graph": False}
 
     def _remember(self, routes: Routes, expert_counts: Tensor) -> None:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return  # in a backward pass, so activations are being recomputed
-        self.expert_counts = expert_counts
         if self.aux_loss_coefficient == 0.0 or routes.scores is None:
-            self._aux_loss = routes.topk_weights.new_zeros(())
-            self._has_lost_graph = False
-            return
-        loss = load_balance_loss(routes.scores, expert_counts, self.workspace.topk)
-        self._aux_loss = self.aux_loss_coefficient * loss
-        is_trained = self.training and any(parameter.requires_grad for parameter in self.router.parameters())
-        self._has_lost_graph = is_trained and not torch.is_grad_enabled()
+            loss, has_graph = routes.topk_weights.new_zeros(()), False
+        else:
+            balance = load_balance_loss(routes.scores, expert_counts, self.workspace.topk)
+            loss, has_graph = self.aux_loss_coefficient * balance, True
+        # Recomputation, in a backward pass, makes the same tensors, but is no call.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            is_trained = self.training and any(parameter.requires_grad for parameter in self.router.parameters())
+            self._has_lost_graph = has_graph and is_trained and not torch.is_grad_enabled()
+            self._aux_loss = loss
+            self.expert_counts = expert_counts
 
     def _make_workspace(self, max_tokens: int) -> Workspace:
         advice = "; a layer without max_tokens makes its workspace larger in eager calls only: call it once before"

@@ -8,7 +8,7 @@ the lower expert comes first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -54,12 +54,31 @@ class _Router(nn.Module):
         nn.init.normal_(self.weight, std=std)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[T, E] fp32. Autocast would round them, and near ties with them; `forward` turns it off for all that it does."""
-        return nn.functional.linear(x.float(), self.weight.float())
+        """x @ weight.T, [T, E] fp32."""
+        return _Fp32Linear.apply(x, self.weight)
 
     def extra_repr(self) -> str:
         num_experts, hidden = self.weight.shape
         return f"{hidden}, {num_experts}, topk={self.topk}"
+
+
+class _Fp32Linear(torch.autograd.Function):
+    """x @ weight.T in fp32, forward and backward, whatever autocast says: it would round logits, and near ties with them. A
+    compiled backward pass runs under forward's autocast, so backward turns it off itself. Saves x as it came."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return x.float() @ weight.float().T
+
+    @staticmethod
+    def backward(ctx: Any, dlogits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            dx = (dlogits @ weight.float()).to(x.dtype) if ctx.needs_input_grad[0] else None
+            dweight = (dlogits.T @ x.float()).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return dx, dweight
 
 
 class SoftmaxRouter(_Router):
@@ -88,12 +107,11 @@ class SoftmaxRouter(_Router):
         self.renormalise = renormalise
 
     def forward(self, x: Tensor) -> Routes:
-        with torch.autocast(x.device.type, enabled=False):
-            scores = torch.softmax(self.logits(x), dim=-1)
-            topk_idx = torch.ops.clowder.choose_experts(scores.detach(), self.topk, 1, 1)
-            topk_weights = scores.gather(1, topk_idx)
-            if self.renormalise:
-                topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+        scores = torch.softmax(self.logits(x), dim=-1)
+        topk_idx = torch.ops.clowder.choose_experts(scores.detach(), self.topk, 1, 1)
+        topk_weights = scores.gather(1, topk_idx)
+        if self.renormalise:
+            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
         return Routes(topk_idx, topk_weights, scores)
 
     def extra_repr(self) -> str:
@@ -158,15 +176,14 @@ class DeepSeekV3Router(_Router):
         self.expert_bias.zero_()
 
     def forward(self, x: Tensor) -> Routes:
-        with torch.autocast(x.device.type, enabled=False):
-            scores = torch.sigmoid(self.logits(x))
-            topk_idx = torch.ops.clowder.choose_experts(
-                scores.detach() + self.expert_bias, self.topk, self.n_group, self.topk_group
-            )
-            topk_weights = scores.gather(1, topk_idx)
-            if self.renormalise:
-                topk_weights = topk_weights / (topk_weights.sum(dim=-1, keepdim=True) + _TINY)
-            distribution = scores / (scores.sum(dim=-1, keepdim=True) + _TINY)
+        scores = torch.sigmoid(self.logits(x))
+        topk_idx = torch.ops.clowder.choose_experts(
+            scores.detach() + self.expert_bias, self.topk, self.n_group, self.topk_group
+        )
+        topk_weights = scores.gather(1, topk_idx)
+        if self.renormalise:
+            topk_weights = topk_weights / (topk_weights.sum(dim=-1, keepdim=True) + _TINY)
+        distribution = scores / (scores.sum(dim=-1, keepdim=True) + _TINY)
         return Routes(topk_idx, topk_weights * self.scaling_factor, distribution)
 
     @torch.no_grad()
