@@ -85,15 +85,13 @@ def check_saved(engine: Engine, names: Sequence[str], saved: Sequence[Tensor], s
         _check_device(engine, f"saved.{name}", tensor)
 
 
-def check_gradients(
-    engine: Engine,
-    dout: Tensor,
-    x: Tensor,
-    flat_weights: Sequence[Sequence[Tensor]],
-    into: Sequence[Sequence[Tensor]],
-) -> None:
+def check_dout(engine: Engine, dout: Tensor, x: Tensor) -> None:
     _check_bf16(engine, "dout", dout)
     _check_shape(engine, "dout", dout, tuple(x.shape))
+
+
+def check_into(engine: Engine, flat_weights: Sequence[Sequence[Tensor]], into: Sequence[Sequence[Tensor]]) -> None:
+    """Tensors that gradients are written to, or added to: those of a weight, or none."""
     for weight_name, tensors, main in zip(weights.NAMES, flat_weights, into):
         if not main:
             continue

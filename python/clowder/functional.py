@@ -194,9 +194,11 @@ def routed(
     """`moe` with a schedule that is built already."""
     _check_tensors(x=x, topk_weights=topk_weights)
     mains = _mains(main_grads)
-    if any(mains) and torch.compiler.is_compiling():
-        raise ClowderError("unsupported", "main_grads: not under torch.compile, where gradients go to .grad")
     x, *flat = _autocast(x, *_flatten(w13, w2, shared_w13, shared_w2))
+    if any(mains):
+        if torch.compiler.is_compiling():
+            raise ClowderError("unsupported", "main_grads: not under torch.compile, where gradients go to .grad")
+        workspace.check_main_grads(flat, mains)
     out, *_ = _run_forward(workspace, schedule, x, topk_weights, flat, _saves(x, topk_weights, *flat), mains)
     return out
 

@@ -189,7 +189,8 @@ def _run_backward(*arguments: Any) -> tuple[Tensor, Tensor]:
     checks.check_layer(engine, x, topk_weights, layer.weights, layer.schedule)
     shapes = _saved_shapes(layer, engine.saved_rows, engine.keep_x, True, True)
     checks.check_saved(engine, Saved._fields, saved, shapes)
-    checks.check_gradients(engine, dout, x, layer.weights, into)
+    checks.check_dout(engine, dout, x)
+    checks.check_into(engine, layer.weights, into)
     dx, dtopk_weights = _new_input_gradients(layer, needs)
     dtopk_weights = dtopk_weights.to(torch.float32)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
 
-from .checks import split_evenly
+from .checks import check_into, split_evenly
 from .engine import Engine, make_handle
 from .errors import ClowderError, SkippedIdsWarning, argument_error
 from .group import VirtualGroup
@@ -193,6 +193,14 @@ class Workspace:
         if not isinstance(tokens_per_rank, Sequence):
             raise argument_error("tokens_per_rank", repr(tokens_per_rank), "a sequence of counts, or None")
         return [_count("tokens_per_rank", count) for count in tokens_per_rank]
+
+    def check_main_grads(self, flat_weights: Sequence[list[Tensor]], mains: Sequence[list[Tensor]]) -> None:
+        """Main gradients, none for some weights, suit the weights.
+
+        Raises:
+            ClowderError: "argument".
+        """
+        check_into(self._engine, flat_weights, mains)
 
     def operand(self) -> Tensor:
         """The handle as operators take it: under fake tensors a fake one, which is never read."""

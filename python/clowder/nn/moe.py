@@ -136,7 +136,7 @@ class MoE(nn.Module):
             options = {"renormalise": renormalise, "device": device, "dtype": dtype, **(router_options or {})}
             self.router = make_router(router, hidden, num_experts, topk, **options)
         add_parameters(self, layout, num_experts, hidden, intermediate, shared_intermediate, new)
-        self.reset_parameters()
+        self._reset_experts()
 
     @property
     def aux_loss(self) -> Tensor | None:
@@ -157,11 +157,9 @@ class MoE(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew; a router of your own has its own `reset_parameters`, if any."""
-        std = 0.02
         if hasattr(self.router, "reset_parameters"):
             self.router.reset_parameters()
-        residual_std = std if self.num_layers is None else std / (2 * self.num_layers) ** 0.5
-        reset(weights_of(self, self.layout), std, residual_std)
+        self._reset_experts()
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer on tokens.
@@ -199,6 +197,11 @@ class MoE(nn.Module):
     def __getstate__(self) -> dict[str, object]:
         # A copy starts before any call; a call's graph cannot be copied.
         return {**self.__dict__, "_aux_loss": None, "expert_counts": None, "_has_lost_graph": False}
+
+    def _reset_experts(self) -> None:
+        std = 0.02
+        residual_std = std if self.num_layers is None else std / (2 * self.num_layers) ** 0.5
+        reset(weights_of(self, self.layout), std, residual_std)
 
     def _remember(self, routes: Routes, expert_counts: Tensor) -> None:
         if self.aux_loss_coefficient == 0.0 or routes.scores is None:

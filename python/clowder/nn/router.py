@@ -105,6 +105,7 @@ class SoftmaxRouter(_Router):
     ) -> None:
         super().__init__(hidden, num_experts, topk, device, dtype)
         self.renormalise = renormalise
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Routes:
         scores = torch.softmax(self.logits(x), dim=-1)
@@ -167,7 +168,8 @@ class DeepSeekV3Router(_Router):
         self.topk_group = topk_group
         self.scaling_factor = scaling_factor
         self.renormalise = renormalise
-        self.register_buffer("expert_bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
+        self.register_buffer("expert_bias", torch.empty(num_experts, device=device, dtype=torch.float32))
+        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self, std: float = 0.02) -> None:
