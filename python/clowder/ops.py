@@ -296,6 +296,8 @@ def _differentiate_forward(ctx: Any, dout: Tensor | None, *_: Tensor | None) -> 
     rest = (None,) * 7 + tuple([None] * len(main) for main in ctx.mains)
     if dout is None or not any(needs):
         return (*nothing, *rest)
+    if torch._C._functorch.is_legacy_batchedtensor(dout):  # torch.autograd.grad(..., is_grads_batched=True)
+        _refuse_vmap()
     if not ctx.is_saved:
         raise argument_error("save", False, "True where a gradient will be asked for")
     x, topk_weights, schedule, workspace, gate_up, saved_x, shared_gate_up, *flat = ctx.saved_tensors
