@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
+
 #include "workspace.h"
 
 namespace nb = nanobind;
@@ -10,14 +12,20 @@ namespace nb = nanobind;
 namespace clowder::python {
 namespace {
 
+void raise_clowder_error(ErrorCode code, const char* message) {
+  const nb::object type = nb::module_::import_("clowder.errors").attr("ClowderError");
+  const nb::object value = type(to_string(code), message);
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
 // clowder::Error becomes clowder.ClowderError(code, message).
 void translate_error(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
-    const nb::object type = nb::module_::import_("clowder.errors").attr("ClowderError");
-    const nb::object value = type(to_string(error.code()), error.what());
-    PyErr_SetObject(type.ptr(), value.ptr());
+    raise_clowder_error(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    raise_clowder_error(ErrorCode::kUnsupported, "memory: this machine has too little for the workspace");
   }
 }
 
@@ -32,8 +40,7 @@ void bind(nb::module_& m) {
       .value("ACCUMULATE_FP32", GradientMode::kAccumulateFp32);
 
   nb::class_<Matrices>(m, "Matrices")
-      .def(nb::init<>())
-      .def(nb::init<std::vector<Address>, std::int64_t>(), "addresses"_a, "stride"_a)
+      .def(nb::init<std::vector<Address>, std::int64_t>(), "addresses"_a = std::vector<Address>{}, "stride"_a = 0)
       .def_ro("addresses", &Matrices::addresses)
       .def_ro("stride", &Matrices::stride);
   nb::class_<WeightAddresses>(m, "WeightAddresses")
