@@ -106,13 +106,6 @@ def check_into(engine: Engine, flat_weights: Sequence[Sequence[Tensor]], into: S
                 raise argument_error(name, f"strides {tensor.stride()}", "contiguous, as it is written in place")
 
 
-def refuse_meta(**tensors: Tensor) -> None:
-    """Fake tensors stand for real ones; those of the device "meta" have no memory, and no engine."""
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta":
-            raise argument_error(name, "on meta", "on a device that has an engine")
-
-
 def _check_bf16(engine: Engine, name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.bfloat16:
         may_be = "torch.bfloat16"
@@ -131,5 +124,3 @@ def _check_shape(engine: Engine, name: str, tensor: Tensor, shape: tuple[int, ..
 def _check_device(engine: Engine, name: str, tensor: Tensor) -> None:
     if tensor.device.type != engine.device.type:
         raise argument_error(name, f"on {tensor.device}", f"on the workspace's device {engine.device}")
-    if tensor.layout != torch.strided:
-        raise argument_error(name, tensor.layout, "torch.strided")

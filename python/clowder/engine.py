@@ -69,7 +69,8 @@ class Engine:
     def take_skipped(self) -> int:
         """Ids skipped since the last time."""
         with self._lock:
-            skipped, self._skipped_ids = self._skipped_ids, 0
+            skipped = self._skipped_ids
+            self._skipped_ids = 0
         return skipped
 
     def _start(self) -> None:

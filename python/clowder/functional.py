@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import ops
 from .errors import ClowderError, argument_error
 from .ops import Saved
-from .weights import NAMES, Weight, flatten, unflatten
+from .weights import NAMES, Weight, check_memory, flatten, unflatten
 from .workspace import Schedule, Workspace
 
 
@@ -117,11 +117,11 @@ def backward(
     wanted = _needs(needs)
     wanted = [*wanted[:2], *(want and len(weight) > 0 for want, weight in zip(wanted[2:], flat))]
     mains = [main if want else [] for main, want in zip(_mains(main_grads), wanted[2:])]
-    layer = (x, topk_weights, *flat, schedule.table, workspace.operand(), tokens)
+    layer = ops.Layer(x, topk_weights, *flat, schedule.table, workspace.operand(), tokens)
     arguments = (*layer, *saved, dout, wanted)
     with torch.no_grad():  # these are gradients; they have none of their own
         if any(mains):
-            results = ops.accumulate(ops.Layer(*layer), arguments, mains, weight_dtype)
+            results = ops.accumulate(layer, arguments, mains, weight_dtype)
         else:
             results = torch.ops.clowder.backward(*arguments, weight_dtype)
     of_weights = [
@@ -194,16 +194,16 @@ def routed(
     """`moe` with a schedule that is built already."""
     _check_tensors(x=x, topk_weights=topk_weights)
     mains = _mains(main_grads)
-    x, *flat = _autocast(x, *_flatten(w13, w2, shared_w13, shared_w2))
+    x, flat = _autocast(x, _flatten(w13, w2, shared_w13, shared_w2))
     if any(mains):
         if torch.compiler.is_compiling():
             raise ClowderError("unsupported", "main_grads: not under torch.compile, where gradients go to .grad")
         workspace.check_main_grads(flat, mains)
-    out, *_ = _run_forward(workspace, schedule, x, topk_weights, flat, _saves(x, topk_weights, *flat), mains)
+    out, *_ = _run_forward(workspace, schedule, x, topk_weights, flat, _saves(x, topk_weights, flat), mains)
     return out
 
 
-_NO_MAINS: tuple[list[Tensor], ...] = ([], [], [], [])
+_NO_MAINS: Sequence[list[Tensor]] = ([], [], [], [])
 
 
 def _run_forward(
@@ -211,14 +211,14 @@ def _run_forward(
     schedule: Schedule,
     x: Tensor,
     topk_weights: Tensor,
-    flat_weights: Sequence[list[Tensor]],
+    flat_weights: ops.FlatWeights,
     saves: tuple[bool, bool],
     mains: Sequence[list[Tensor]],
 ) -> tuple[Tensor, ...]:
     tokens = _tokens(workspace, schedule, x)
     _check_tensors(topk_weights=topk_weights)
     refuse_transforms(x, topk_weights, *(tensor for weight in flat_weights for tensor in weight))
-    layer = (x, topk_weights, *flat_weights, schedule.table, workspace.operand(), tokens)
+    layer = ops.Layer(x, topk_weights, *flat_weights, schedule.table, workspace.operand(), tokens)
     return torch.ops.clowder.forward(*layer, workspace.saved_rows, workspace.keep_x, *saves, *mains)
 
 
@@ -240,25 +240,25 @@ def refuse_transforms(*tensors: Tensor) -> None:
         raise ClowderError("unsupported", "torch.func: clowder does not work under its transforms; use torch.autograd")
 
 
-def _saves(
-    x: Tensor, topk_weights: Tensor, w13: list[Tensor], w2: list[Tensor], shared_w13: list[Tensor], shared_w2: list[Tensor]
-) -> tuple[bool, bool]:
+def _saves(x: Tensor, topk_weights: Tensor, flat_weights: ops.FlatWeights) -> tuple[bool, bool]:
     """Whether backward will want the routed rows' values, and whether it will run at all: where it does, the engine wants a
     shared expert's values."""
     if not torch.is_grad_enabled():
         return False, False
+    w13, w2, shared_w13, shared_w2 = flat_weights
     rows = any(tensor.requires_grad for tensor in (x, topk_weights, *w13, *w2))
     return rows, rows or any(tensor.requires_grad for tensor in (*shared_w13, *shared_w2))
 
 
-def _autocast(x: Tensor, *flat_weights: list[Tensor]) -> tuple[Tensor, ...]:
+def _autocast(x: Tensor, flat_weights: ops.FlatWeights) -> tuple[Tensor, ops.FlatWeights]:
     """Casts as autocast asks for; its derivative casts gradients back."""
     if not torch.is_autocast_enabled(x.device.type):
-        return (x, *flat_weights)
+        return x, flat_weights
     dtype = torch.get_autocast_dtype(x.device.type)
     if dtype != torch.bfloat16:
         raise argument_error("autocast", dtype, "torch.bfloat16")
-    return (x.to(dtype), *([tensor.to(dtype) for tensor in weight] for weight in flat_weights))
+    w13, w2, shared_w13, shared_w2 = ([tensor.to(dtype) for tensor in weight] for weight in flat_weights)
+    return x.to(dtype), (w13, w2, shared_w13, shared_w2)
 
 
 def _check_workspace(workspace: Workspace) -> None:
@@ -270,10 +270,19 @@ def _check_tensors(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise argument_error(name, f"a {type(tensor).__name__}", "a tensor")
+        check_memory(name, tensor)
 
 
-def _flatten(*given: Weight | None) -> list[list[Tensor]]:
-    return [flatten(name, weight) for name, weight in zip(NAMES, given)]
+def _flatten(*given: Weight | None) -> ops.FlatWeights:
+    w13, w2, shared_w13, shared_w2 = (_flatten_one(name, weight) for name, weight in zip(NAMES, given))
+    return w13, w2, shared_w13, shared_w2
+
+
+def _flatten_one(name: str, weight: Weight | None) -> list[Tensor]:
+    tensors = flatten(name, weight)
+    for tensor in tensors:
+        check_memory(name, tensor)
+    return tensors
 
 
 def _tokens(workspace: Workspace, schedule: Schedule, x: Tensor) -> list[int]:
@@ -283,6 +292,7 @@ def _tokens(workspace: Workspace, schedule: Schedule, x: Tensor) -> list[int]:
         raise argument_error("x", f"shape {list(x.shape)}", f"[tokens, H = {workspace.hidden}]")
     if not isinstance(schedule, Schedule):
         raise argument_error("schedule", f"a {type(schedule).__name__}", "what Workspace.build_schedule returned")
+    check_memory("schedule", schedule.table)
     if schedule.layout != workspace.layout:
         names = "(ranks, num_experts, topk, max_tokens)"
         raise argument_error("schedule", f"of a workspace with {names} = {schedule.layout}", f"of {workspace.layout}")
@@ -322,4 +332,4 @@ def _mains(main_grads: Mapping[str, Weight | None] | Gradients | None) -> Sequen
     given = main_grads._asdict() if isinstance(main_grads, Gradients) else dict(main_grads)
     if unknown := {name for name, main in given.items() if main is not None} - set(NAMES):
         raise argument_error("main_grads", sorted(unknown), f"names of {NAMES}")
-    return [flatten(f"main_grads[{name!r}]", given.get(name)) for name in NAMES]
+    return [_flatten_one(f"main_grads[{name!r}]", given.get(name)) for name in NAMES]

@@ -138,7 +138,6 @@ def _(
     num_experts: int,
     schedule_words: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    checks.refuse_meta(topk_idx=topk_idx)
     return (
         topk_idx.new_empty((ranks, schedule_words), dtype=torch.int32),
         topk_idx.new_empty((num_experts,), dtype=torch.int64),
@@ -162,7 +161,6 @@ def forward(*arguments: Any) -> tuple[Tensor, ...]:
 @forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     layer = Layer(*arguments[:9])
-    _refuse_meta(layer)
     return (layer.x.new_empty(layer.x.shape), *_empty_saved(layer, *arguments[9:13]))
 
 
@@ -184,7 +182,7 @@ def backward_into(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _run_backward(*arguments: Any) -> tuple[Tensor, Tensor]:
     layer, saved, (dout, needs) = Layer(*arguments[:9]), Saved(*arguments[9:12]), arguments[12:14]
-    into, adds = arguments[14:18], arguments[18]
+    into, adds = list(arguments[14:18]), arguments[18]
     engine, x, topk_weights = engine_of(layer.workspace), layer.x, layer.topk_weights
     checks.check_layer(engine, x, topk_weights, layer.weights, layer.schedule)
     shapes = _saved_shapes(layer, engine.saved_rows, engine.keep_x, True, True)
@@ -229,14 +227,12 @@ _MODES = {
 @backward.register_fake
 def _(*arguments: Any) -> tuple[Any, ...]:
     layer, (needs, weight_dtype) = Layer(*arguments[:9]), arguments[-2:]
-    _refuse_meta(layer)
     return (*_new_input_gradients(layer, needs), *_new_gradients(layer, needs, weight_dtype))
 
 
 @backward_into.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     layer = Layer(*arguments[:9])
-    _refuse_meta(layer)
     return _new_input_gradients(layer, arguments[13])
 
 
@@ -292,7 +288,7 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _differentiate_forward(ctx: Any, dout: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     is_needed = ctx.needs_input_grad
     needs = [is_needed[0], is_needed[1], *(any(of_weight) for of_weight in is_needed[2:6])]
-    nothing = [None, None, *([None] * length for length in ctx.lengths)]
+    nothing: list[Any] = [None, None, *([None] * length for length in ctx.lengths)]
     rest = (None,) * 7 + tuple([None] * len(main) for main in ctx.mains)
     if dout is None or not any(needs):
         return (*nothing, *rest)
@@ -410,13 +406,6 @@ def _empty_saved(layer: Layer, saved_rows: int, keep_x: bool, save_rows: bool, s
 def _split(engine: Engine, layer: Layer) -> tuple[bool, bool]:
     shared = weights.is_split(layer.shared_w13, engine.shared_intermediate)
     return (weights.is_split(layer.w13, engine.intermediate), shared)
-
-
-def _refuse_meta(layer: Layer) -> None:
-    checks.refuse_meta(x=layer.x, topk_weights=layer.topk_weights)
-    for name, tensors in zip(weights.NAMES, layer.weights):
-        for tensor in tensors:
-            checks.refuse_meta(**{name: tensor})
 
 
 def _address(tensor: Tensor | None) -> int:

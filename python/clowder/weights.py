@@ -34,7 +34,7 @@ def flatten(name: str, weight: Weight | None) -> list[Tensor]:
     may_be = "a tensor, or tensors in one of the forms that clowder.moe lists"
     if not hasattr(weight, "__iter__"):
         raise argument_error(name, repr(weight), may_be)
-    flat = []
+    flat: list[Any] = []
     for part in weight:
         flat.extend([part] if isinstance(part, Tensor) or not hasattr(part, "__iter__") else part)
     for tensor in flat:
@@ -43,9 +43,19 @@ def flatten(name: str, weight: Weight | None) -> list[Tensor]:
     return flat
 
 
-def unflatten(weight: Weight, flat: Sequence[Any]) -> Any:
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Refuses tensors that have none to point to, or another layout of it: operators do not get to see them."""
+    if tensor.layout != torch.strided:
+        raise argument_error(name, tensor.layout, "torch.strided")
+    if tensor.device.type == "meta":
+        raise argument_error(name, "on meta", "on the workspace's device")
+
+
+def unflatten(weight: Weight | None, flat: Sequence[Any]) -> Any:
     """`flat`, one for each tensor of `weight`, in the form of `weight`."""
     rest = iter(flat)
+    if weight is None:
+        return None
     if isinstance(weight, Tensor):
         return next(rest)
     return tuple(next(rest) if isinstance(part, Tensor) else tuple(next(rest) for _ in part) for part in weight)

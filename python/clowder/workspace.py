@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,8 @@ from .checks import check_into, split_evenly
 from .engine import Engine, make_handle
 from .errors import ClowderError, SkippedIdsWarning, argument_error
 from .group import VirtualGroup
+from .numbers import flag, integer, non_negative, optional_non_negative, positive_seconds
+from .weights import check_memory
 
 
 class Schedule(NamedTuple):
@@ -107,14 +108,14 @@ class Workspace:
             raise argument_error("activation", repr(activation), "a string")
 
         self.ranks: int = self.group.ranks
-        self.hidden = _count("hidden", hidden)
-        self.intermediate = _count("intermediate", intermediate)
-        self.num_experts = _count("num_experts", num_experts)
-        self.topk = _count("topk", topk)
-        self.max_tokens = _count("max_tokens", max_tokens)
-        self.shared_intermediate = _count("shared_intermediate", shared_intermediate)
+        self.hidden = integer("hidden", hidden)
+        self.intermediate = integer("intermediate", intermediate)
+        self.num_experts = integer("num_experts", num_experts)
+        self.topk = integer("topk", topk)
+        self.max_tokens = integer("max_tokens", max_tokens)
+        self.shared_intermediate = integer("shared_intermediate", shared_intermediate)
         self.activation = activation
-        self.keep_x = _flag("keep_x", keep_x)
+        self.keep_x = flag("keep_x", keep_x)
         options = {
             "ranks": self.ranks,
             "hidden": self.hidden,
@@ -124,14 +125,14 @@ class Workspace:
             "max_tokens": self.max_tokens,
             "shared_intermediate": self.shared_intermediate,
             "activation": activation,
-            "ring_rows": _optional_count("ring_rows", ring_rows),
-            "saved_rows": _optional_count("saved_rows", saved_rows),
-            "chunk_rows": _optional_count("chunk_rows", chunk_rows),
-            "blocks": _optional_count("blocks", blocks),
+            "ring_rows": optional_non_negative("ring_rows", ring_rows),
+            "saved_rows": optional_non_negative("saved_rows", saved_rows),
+            "chunk_rows": optional_non_negative("chunk_rows", chunk_rows),
+            "blocks": optional_non_negative("blocks", blocks),
             "keep_x": self.keep_x,
-            "timeout_s": _seconds("timeout_s", timeout_s),
-            "poison": _flag("poison", poison),
-            "jitter_seed": _non_negative("jitter_seed", jitter_seed),
+            "timeout_s": positive_seconds("timeout_s", timeout_s),
+            "poison": flag("poison", poison),
+            "jitter_seed": non_negative("jitter_seed", jitter_seed),
         }
         self._engine = Engine(self.device, _limit_advice, options)
         self.ring_rows: int = self._engine.ring_rows
@@ -160,12 +161,14 @@ class Workspace:
             ClowderError: "argument" or "timeout".
         """
         if not isinstance(topk_idx, Tensor) or topk_idx.dim() == 0:
-            raise argument_error("topk_idx", repr(topk_idx), f"a tensor [tokens, K = {self.topk}]")
+            was = "0-d" if isinstance(topk_idx, Tensor) else f"a {type(topk_idx).__name__}"
+            raise argument_error("topk_idx", was, f"a tensor [tokens, K = {self.topk}]")
+        check_memory("topk_idx", topk_idx)
         tokens = self.split(topk_idx.shape[0], tokens_per_rank)
-        results = torch.ops.clowder.build_schedule(
+        table, expert_counts, skipped_ids = torch.ops.clowder.build_schedule(
             topk_idx, self.operand(), tokens, self.ranks, self.num_experts, self.schedule_words
         )
-        return Schedule(*results, tuple(tokens), self.layout)
+        return Schedule(table, expert_counts, skipped_ids, tuple(tokens), self.layout)
 
     def check(self) -> None:
         """Reports what went wrong on this workspace and was not raised yet.
@@ -192,7 +195,7 @@ class Workspace:
             return list(tokens_per_rank)
         if not isinstance(tokens_per_rank, Sequence):
             raise argument_error("tokens_per_rank", repr(tokens_per_rank), "a sequence of counts, or None")
-        return [_count("tokens_per_rank", count) for count in tokens_per_rank]
+        return [integer("tokens_per_rank", count) for count in tokens_per_rank]
 
     def check_main_grads(self, flat_weights: Sequence[list[Tensor]], mains: Sequence[list[Tensor]]) -> None:
         """Main gradients, none for some weights, suit the weights.
@@ -236,36 +239,3 @@ def _device(device: torch.device | str | None) -> torch.device:
     if result.type != "cpu":
         raise ClowderError("unsupported", f"device: {result}; this build has the CPU engine only")
     return result
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, int)):
-        raise argument_error(name, repr(value), "True or False")
-    return bool(value)
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < float("inf"):
-        raise argument_error(name, repr(value), "a number above 0 and finite")
-    return float(value)
-
-
-def _count(name: str, value: object) -> int:
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise argument_error(name, repr(value), "an integer") from None
-    if not -(2**31) <= count < 2**31:
-        raise argument_error(name, count, "within 32 bits")
-    return count
-
-
-def _non_negative(name: str, value: object) -> int:
-    count = _count(name, value)
-    if count < 0:
-        raise argument_error(name, count, "at least 0")
-    return count
-
-
-def _optional_count(name: str, value: int | None) -> int:
-    return -1 if value is None else _non_negative(name, value)  # -1: WorkspaceOptions::kDefault

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def add_parameters(
         module.register_parameter(name, nn.Parameter(new(*shape)) if shared_intermediate > 0 else None)
 
 
-def weights_of(module: nn.Module, layout: str) -> dict[str, Weight | None]:
+def weights_of(module: Any, layout: str) -> dict[str, Any]:
     """The module's parameters as arguments of `clowder.moe`."""
     if layout != "separate":
         return {name: _as_weight(getattr(module, name)) for name in NAMES}
@@ -62,7 +63,7 @@ def weights_of(module: nn.Module, layout: str) -> dict[str, Weight | None]:
     }
 
 
-def main_grads_of(weights: dict[str, Weight | None]) -> dict[str, Weight | None]:
+def main_grads_of(weights: Mapping[str, Weight | None]) -> dict[str, Weight | None]:
     """`main_grad` of every parameter that needs a gradient, in the weights' forms; None for weights that need none.
 
     Raises:
@@ -72,7 +73,7 @@ def main_grads_of(weights: dict[str, Weight | None]) -> dict[str, Weight | None]
 
 
 @torch.no_grad()
-def reset(weights: dict[str, Weight | None], std: float, residual_std: float) -> None:
+def reset(weights: Mapping[str, Weight | None], std: float, residual_std: float) -> None:
     """Draws the weights anew: normal(0, std), those that write to the residual stream normal(0, residual_std)."""
     for name, weight in weights.items():
         for tensor in flatten(name, weight):
@@ -87,7 +88,7 @@ def _main_grads(name: str, weight: Weight) -> Weight | None:
     parameters = flatten(name, weight)
     if not any(parameter.requires_grad for parameter in parameters):
         return None
-    for parameter in parameters:
-        if getattr(parameter, "main_grad", None) is None:
-            raise argument_error("main_grad", f"none on {name}", "a tensor, where gradient_accumulation_fusion is set")
-    return unflatten(weight, [parameter.main_grad for parameter in parameters])
+    main_grads = [getattr(parameter, "main_grad", None) for parameter in parameters]
+    if any(main_grad is None for main_grad in main_grads):
+        raise argument_error("main_grad", f"none on {name}", "a tensor, where gradient_accumulation_fusion is set")
+    return unflatten(weight, main_grads)

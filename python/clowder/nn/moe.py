@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..errors import ClowderError, argument_error
 from ..functional import refuse_transforms, routed
 from ..group import VirtualGroup
+from ..numbers import finite, positive
 from ..workspace import Workspace
 from .experts import add_parameters, main_grads_of, reset, weights_of
 from .router import Routes, load_balance_loss, make_router
@@ -89,10 +90,10 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden = hidden
-        self.aux_loss_coefficient = aux_loss_coefficient
+        self.aux_loss_coefficient = finite("aux_loss_coefficient", aux_loss_coefficient)
         self.layout = layout
         self.gradient_accumulation_fusion = gradient_accumulation_fusion
-        self.num_layers = num_layers
+        self.num_layers = None if num_layers is None else positive("num_layers", num_layers)
         self.expert_counts: Tensor | None = None
         self._aux_loss: Tensor | None = None
         self._has_lost_graph = False
@@ -157,8 +158,9 @@ class MoE(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the parameters anew; a router of your own has its own `reset_parameters`, if any."""
-        if hasattr(self.router, "reset_parameters"):
-            self.router.reset_parameters()
+        reset_router = getattr(self.router, "reset_parameters", None)
+        if callable(reset_router):
+            reset_router()
         self._reset_experts()
 
     def forward(self, x: Tensor) -> Tensor:

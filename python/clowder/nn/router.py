@@ -15,6 +15,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from ..errors import argument_error
+from ..numbers import finite, integer, positive
 
 
 class Routes(NamedTuple):
@@ -43,7 +44,9 @@ class _Router(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        if topk > num_experts:
+        positive("hidden", hidden)
+        positive("num_experts", num_experts)
+        if positive("topk", topk) > num_experts:
             raise argument_error("topk", topk, f"at most the {num_experts} experts that a token can choose among")
         self.topk = topk
         self.weight = nn.Parameter(torch.empty(num_experts, hidden, device=device, dtype=dtype))
@@ -157,16 +160,16 @@ class DeepSeekV3Router(_Router):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(hidden, num_experts, topk, device, dtype)
-        if n_group < 1 or num_experts % n_group != 0:
+        if integer("n_group", n_group) < 1 or num_experts % n_group != 0:
             raise argument_error("n_group", n_group, f"a divisor of the {num_experts} experts")
-        if not 1 <= topk_group <= n_group:
+        if not 1 <= integer("topk_group", topk_group) <= n_group:
             raise argument_error("topk_group", topk_group, f"from 1 to n_group = {n_group}")
         if topk > topk_group * (num_experts // n_group):
             may_be = f"at most the {topk_group * (num_experts // n_group)} experts of topk_group = {topk_group} groups"
             raise argument_error("topk", topk, may_be)
         self.n_group = n_group
         self.topk_group = topk_group
-        self.scaling_factor = scaling_factor
+        self.scaling_factor = finite("scaling_factor", scaling_factor)
         self.renormalise = renormalise
         self.register_buffer("expert_bias", torch.empty(num_experts, device=device, dtype=torch.float32))
         self.reset_parameters()
@@ -209,6 +212,7 @@ class DeepSeekV3Router(_Router):
         if not isinstance(expert_counts, Tensor) or expert_counts.shape != self.expert_bias.shape:
             was = f"shape {list(expert_counts.shape)}" if isinstance(expert_counts, Tensor) else repr(expert_counts)
             raise argument_error("expert_counts", was, f"[E = {self.expert_bias.shape[0]}]")
+        rate = finite("rate", rate)
         load = expert_counts.to(torch.float64)  # exact: counts are below 2**53
         if process_group is not None:
             torch.distributed.all_reduce(load, group=process_group)
@@ -228,10 +232,10 @@ class DeepSeekV3Router(_Router):
 
 _TINY = 1e-20  # keeps a sum of scores that all underflowed from dividing 0 by 0
 
-ROUTERS: dict[str, type[_Router]] = {"softmax": SoftmaxRouter, "deepseek_v3": DeepSeekV3Router}
+ROUTERS: dict[str, Callable[..., _Router]] = {"softmax": SoftmaxRouter, "deepseek_v3": DeepSeekV3Router}
 
 
-def make_router(name: str, hidden: int, num_experts: int, topk: int, **options: object) -> nn.Module:
+def make_router(name: str, hidden: int, num_experts: int, topk: int, **options: Any) -> nn.Module:
     """The router of this name.
 
     Raises:
@@ -241,9 +245,9 @@ def make_router(name: str, hidden: int, num_experts: int, topk: int, **options: 
         may_be = f"{' or '.join(repr(known) for known in ROUTERS)}, or a module"
         raise argument_error("router", repr(name), may_be)
     try:
-        return ROUTERS[name](hidden, num_experts, topk, **options)  # type: ignore[call-arg]
+        return ROUTERS[name](hidden, num_experts, topk, **options)
     except TypeError as error:
-        raise argument_error("router_options", str(error), f"options of {ROUTERS[name].__name__}") from None
+        raise argument_error("router_options", str(error), f"options of the router {name!r}") from None
 
 
 def load_balance_loss(scores: Tensor, expert_counts: Tensor, topk: int) -> Tensor:
