@@ -30,8 +30,8 @@ void require(const Matrices& matrices, int count, bool must_exist, const char* n
   const std::size_t given = matrices.addresses.size();
   if (given == 0 && !must_exist) return;
   if (given != 1 && given != static_cast<std::size_t>(count)) {
-    throw Error(ErrorCode::kArgument, std::string(name) + ": " + std::to_string(given) +
-                                          " addresses, must be 1 or " + std::to_string(count));
+    throw Error(ErrorCode::kArgument,
+                std::string(name) + ": " + std::to_string(given) + " addresses, must be 1 or " + std::to_string(count));
   }
   if (!must_exist) return;
   for (const Address address : matrices.addresses) require(address, name);

@@ -37,12 +37,12 @@ struct SavedAddresses {
   Address shared_gate_up = 0;  // [tokens, 2Is] bf16
 };
 
-// 0, or no matrices, is a gradient that nobody needs. Elements of the weights' gradients are of the pass's GradientMode.
+// 0, or no matrices, is a gradient that nobody needs. Those of weights have elements of the pass's GradientMode.
 struct GradientAddresses {
-  Address x = 0;             // [tokens, H] bf16
-  Address topk_weights = 0;  // [tokens, K] fp32
-  Matrices w1, w3;           // E of [I, H]
-  Matrices w2;               // E of [H, I]
+  Address x = 0;                  // [tokens, H] bf16
+  Address topk_weights = 0;       // [tokens, K] fp32
+  Matrices w1, w3;                // E of [I, H]
+  Matrices w2;                    // E of [H, I]
   Matrices shared_w1, shared_w3;  // R of [Is, H], of each rank's own tokens
   Matrices shared_w2;             // R of [H, Is]
 };

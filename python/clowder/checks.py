@@ -75,7 +75,9 @@ def check_layer(
             weights.check_form(name, tensors, 1 if is_shared else engine.num_experts, shape, check)
 
 
-def check_saved(engine: Engine, names: Sequence[str], saved: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+def check_saved(
+    engine: Engine, names: Sequence[str], saved: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]
+) -> None:
     """Each is of its shape, or empty where it was not saved."""
     for name, tensor, shape in zip(names, saved, shapes):
         is_right = tuple(tensor.shape) in (shape, (0,))

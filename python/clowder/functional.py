@@ -174,9 +174,7 @@ def moe(
     _check_workspace(workspace)
     _check_tensors(x=x, topk_weights=topk_weights)
     schedule = workspace.build_schedule(topk_idx, tokens_per_rank=tokens_per_rank)
-    return routed(
-        workspace, schedule, x, topk_weights, w13, w2, shared_w13, shared_w2, main_grads=main_grads
-    )
+    return routed(workspace, schedule, x, topk_weights, w13, w2, shared_w13, shared_w2, main_grads=main_grads)
 
 
 def routed(

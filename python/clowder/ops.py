@@ -122,9 +122,7 @@ def build_schedule(
     table = topk_idx.new_zeros((ranks, schedule_words), dtype=torch.int32)
     expert_counts = topk_idx.new_empty((num_experts,), dtype=torch.int64)
     is_int64 = topk_idx.dtype == torch.int64
-    skipped = engine.core.build_schedule(
-        _address(topk_idx), is_int64, tokens, _address(table), _address(expert_counts)
-    )
+    skipped = engine.core.build_schedule(_address(topk_idx), is_int64, tokens, _address(table), _address(expert_counts))
     engine.count_skipped(skipped)
     return table, expert_counts, topk_idx.new_full((), skipped, dtype=torch.int64)
 
@@ -313,10 +311,7 @@ def _differentiate_forward(ctx: Any, dout: Tensor | None, *_: Tensor | None) -> 
         if not needs[i]:
             gradients[i] = None
     for i in range(2, 6):
-        gradients[i] = [
-            gradient if need else None
-            for gradient, need in zip(gradients[i] or nothing[i], is_needed[i])
-        ]
+        gradients[i] = [gradient if need else None for gradient, need in zip(gradients[i] or nothing[i], is_needed[i])]
     return (*gradients, *rest)
 
 
@@ -367,8 +362,7 @@ for _operator_of_batches in (build_schedule, forward, backward, choose_experts):
 
 def _new_input_gradients(layer: Layer, needs: Sequence[bool]) -> tuple[Tensor, Tensor]:
     x, topk_weights = (
-        tensor.new_empty(tensor.shape if need else (0,))
-        for tensor, need in zip((layer.x, layer.topk_weights), needs)
+        tensor.new_empty(tensor.shape if need else (0,)) for tensor, need in zip((layer.x, layer.topk_weights), needs)
     )
     return x, topk_weights
 

@@ -82,7 +82,6 @@ def out_of_place(tensor):
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-
 ARGUMENT = [
     # Sizes of a workspace: negative, zero, too large, not whole, of a wrong kind.
     ("hidden", workspace(hidden=-64)),

@@ -33,7 +33,9 @@ def step(module, function, x, *, with_aux=True):
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("options", [{}, {"shared_intermediate": 32, "saved_rows": 9}, {"router": "deepseek_v3"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shared_intermediate": 32, "saved_rows": 9}, {"router": "deepseek_v3"}], ids=str
+)
 def test_case_21_gradients_equal_those_of_saved_activations(way, options):
     module = make(**options)
     with_aux = not way["use_reentrant"]
@@ -185,12 +187,8 @@ def test_autocast_runs_experts_in_bf16(layout):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = step(module, module, x)
     expected = step(rounded, rounded, x.bfloat16())
-    # The router saw fp32 tokens in the one and bf16 tokens in the other.
-    x = tokens().float()
-    assert_same_bits(
-        {name: actual[name] for name in ("out",)}, {name: expected[name] for name in ("out",)}
-    )
-    for name, parameter in rounded.named_parameters():
+    assert torch.equal(actual["out"], expected["out"])
+    for name, _ in rounded.named_parameters():
         assert actual[name].dtype == torch.float32
         assert torch.equal(actual[name], expected[name].float()), name
 

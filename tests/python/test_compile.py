@@ -160,7 +160,7 @@ def test_counts_of_tokens_are_dynamic():
 def test_a_layer_without_max_tokens_does_not_grow_in_compiled_code():
     module = make()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    with pytest.raises(clowder.ClowderError, match="max_tokens = 0.*call it once before") as error:
+    with pytest.raises(clowder.ClowderError, match=r"max_tokens = 0.*call it once before") as error:
         compiled(tokens())
     assert error.value.code == "argument"
     module(tokens())
@@ -196,7 +196,7 @@ def test_main_grads_are_refused_in_a_graph():
             case.x, case.topk_idx, case.topk_weights, w13, case.w2, workspace=workspace, main_grads=mains
         )
 
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="main_grads: not under torch.compile"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"main_grads: not under torch\.compile"):
         torch.compile(function, backend="aot_eager", fullgraph=True)(case.w13.clone().requires_grad_())
 
 

@@ -155,9 +155,6 @@ def test_a_fork_in_the_middle_of_a_pass():
     thread.start()
     try:
         for _ in range(3):
-            small = Case()
-            result = in_fork(lambda: bool(run(small, small.workspace(2))) and workspace.check())
-            assert result is None, result
             result = in_fork(lambda: workspace.build_schedule(case.topk_idx).expert_counts.sum().item())
             assert result == case.topk_idx.numel(), result
     finally:

@@ -19,7 +19,9 @@ def operator_arguments(ranks=1, shared_intermediate=32, requires_grad=True):
     case.topk_idx = (torch.arange(16)[:, None] + torch.arange(2)) % case.num_experts
     workspace = case.workspace(ranks, saved_rows=32 // ranks, keep_x=True)
     schedule = workspace.build_schedule(case.topk_idx)
-    x, topk_weights, *weights = (None if t is None else t.clone().requires_grad_(requires_grad) for t in _in_order(case))
+    x, topk_weights, *weights = (
+        None if t is None else t.clone().requires_grad_(requires_grad) for t in _in_order(case)
+    )
     flat = ([] if weight is None else [weight] for weight in weights)
     layer = (x, topk_weights, *flat, schedule.table, workspace.handle, None)
     with torch.no_grad():
@@ -79,6 +81,7 @@ def test_opcheck_backward_into(ranks, dtype):
 def test_fakes_have_the_strides_of_real_results(ranks):
     """opcheck does not compare them; a compiler trusts them. Inputs are transposed on purpose."""
     workspace, layer, rest, case = operator_arguments(ranks, requires_grad=False)
+
     def transposed(value):
         if isinstance(value, list):
             return [transposed(t) for t in value]
@@ -157,7 +160,9 @@ def test_case_34_nothing_is_saved_without_need(monkeypatch):
 
     saves = []
     original = ops._empty_saved
-    monkeypatch.setattr(ops, "_empty_saved", lambda *arguments: saves.append(any(arguments[-2:])) or original(*arguments))
+    monkeypatch.setattr(
+        ops, "_empty_saved", lambda *arguments: saves.append(any(arguments[-2:])) or original(*arguments)
+    )
     case = Case()
     workspace = case.workspace()
     frozen = clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **case.inputs())

@@ -13,9 +13,7 @@ def exact_gradients(case, workspace):
     """The weights' gradients in fp32, by name."""
     schedule = workspace.build_schedule(case.topk_idx)
     _, saved = clowder.forward(workspace, schedule, **case.inputs())
-    gradients = clowder.backward(
-        workspace, schedule, saved, case.dout, **case.inputs(), weight_dtype=torch.float32
-    )
+    gradients = clowder.backward(workspace, schedule, saved, case.dout, **case.inputs(), weight_dtype=torch.float32)
     return {name: getattr(gradients, name) for name in NAMES if getattr(gradients, name) is not None}
 
 

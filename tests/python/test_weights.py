@@ -144,7 +144,7 @@ def test_parts_that_are_not_contiguous():
     ("name", "change"),
     [
         ("w13", lambda w13, w2: (list(w13[:7]), w2)),
-        ("w13", lambda w13, w2: (list(w13) + [w13[0]], w2)),
+        ("w13", lambda w13, w2: ([*w13, w13[0]], w2)),
         ("w13[1]", lambda w13, w2: ((w13[:, :32], w13[:, :31]), w2)),
         ("w13[0]", lambda w13, w2: ((w13, w13), w2)),
         ("w13", lambda w13, w2: ((w13[:, :32],) * 3, w2)),
