@@ -311,7 +311,7 @@ def _differentiate_forward(ctx: Any, dout: Tensor | None, *_: Tensor | None) -> 
         if not needs[i]:
             gradients[i] = None
     for i in range(2, 6):
-        gradients[i] = [gradient if need else None for gradient, need in zip(gradients[i] or nothing[i], is_needed[i])]
+        gradients[i] = gradients[i] or nothing[i]
     return (*gradients, *rest)
 
 

@@ -153,25 +153,31 @@ def test_recomputation_is_no_call():
 
 
 def test_autocast_leaves_the_router_in_fp32():
-    """Routes and the router's gradient are those of fp32 arithmetic, also where backward runs under autocast."""
-    module = make(dtype=torch.float32)
-    x = tokens().float()
-    routes = module.router(x)
-    gradients = []
-    for is_backward_inside in (False, True):
-        module.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            inside = module.router(x)
-            loss = inside.topk_weights.square().sum() + module(x).float().square().mean()
-            if is_backward_inside:
-                loss.backward()
-        if not is_backward_inside:
-            loss.backward()
-        for actual, expected in zip(inside, routes):
+    """Routes, and gradients through them, are those of fp32 arithmetic, also where backward runs under autocast."""
+    router = make(dtype=torch.float32, router="deepseek_v3").router
+    plain = router(tokens().float())
+    results = []
+    for is_forward_inside, is_backward_inside in ((False, False), (True, False), (True, True)):
+        router.zero_grad()
+        x = tokens().float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_forward_inside):
+            routes = router(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_backward_inside):
+            (routes.topk_weights.square().sum() + routes.scores.square().sum()).backward()
+        for actual, expected in zip(routes, plain):
             assert actual.dtype == expected.dtype and torch.equal(actual, expected)
-        gradients.append(module.router.weight.grad.clone())
-    assert gradients[0].dtype == torch.float32
-    assert torch.equal(*gradients)
+        results.append({"x": x.grad, "weight": router.weight.grad.clone()})
+    assert results[0]["weight"].dtype == torch.float32
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+    x, weight = tokens().double().requires_grad_(), router.weight.detach().double().requires_grad_()
+    scores = torch.sigmoid(x @ weight.T)
+    chosen = scores.gather(1, plain.topk_idx)
+    loss = sum((part / part.sum(-1, keepdim=True)).square().sum() for part in (chosen, scores))
+    expected = dict(zip(("x", "weight"), torch.autograd.grad(loss, (x, weight))))
+    for name, gradient in expected.items():
+        # fp32: sums of 64 terms and fewer, and some twenty operations more.
+        assert (results[0][name].double() - gradient).norm() <= 84 * 2.0**-24 * gradient.norm(), name
 
 
 @pytest.mark.parametrize("layout", ["stacked", "separate", "per_expert"])
