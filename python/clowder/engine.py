@@ -39,6 +39,7 @@ class Engine:
         self.limit_advice = limit_advice
         self._options = options
         self._inherited: list[_core.VirtualWorkspace] = []
+        self._skipped_ids = 0
         self._start()
         self.ranks: int = options["ranks"]  # type: ignore[assignment]
         self.hidden: int = options["hidden"]  # type: ignore[assignment]
@@ -77,7 +78,6 @@ class Engine:
         self._core = _core.VirtualWorkspace(**self._options)  # type: ignore[arg-type]
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._skipped_ids = 0
 
     def __repr__(self) -> str:
         names = ("hidden", "intermediate", "num_experts", "topk", "max_tokens", "shared_intermediate", "ranks")

@@ -45,6 +45,10 @@ def flatten(name: str, weight: Weight | None) -> list[Tensor]:
 
 def check_memory(name: str, tensor: Tensor) -> None:
     """Refuses tensors that have none to point to, or another layout of it: operators do not get to see them."""
+    if hasattr(tensor, "device_mesh"):
+        raise argument_error(
+            name, "a DTensor", "a plain tensor: to_local(), full_tensor(), or parameters under fully_shard"
+        )
     if tensor.layout != torch.strided:
         raise argument_error(name, tensor.layout, "torch.strided")
     if tensor.device.type == "meta":

@@ -77,6 +77,23 @@ def test_opcheck_backward_into(ranks, dtype):
     torch.library.opcheck(torch.ops.clowder.backward_into.default, arguments)
 
 
+@pytest.mark.parametrize("n_group", [1, 4])
+def test_opcheck_choose_experts(n_group):
+    scores = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    torch.library.opcheck(torch.ops.clowder.choose_experts.default, (scores, 2, n_group, 2 if n_group > 1 else 1))
+
+
+@pytest.mark.parametrize("form", ["pair", "list"])
+def test_opcheck_other_forms_of_weights(form):
+    workspace, layer, rest, case = operator_arguments(2, requires_grad=form == "list")
+    w13, w2 = case.w13, case.w2
+    parts = ([w13[:, :32].clone(), w13[:, 32:].clone()], [w2]) if form == "pair" else ([*w13.clone()], [*w2.clone()])
+    layer = (*layer[:2], *parts, *layer[4:])
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, *forward_options(workspace)))
+    if form == "pair":
+        torch.library.opcheck(torch.ops.clowder.backward.default, (*layer, *rest))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fakes_have_the_strides_of_real_results(ranks):
     """opcheck does not compare them; a compiler trusts them. Inputs are transposed on purpose."""

@@ -12,6 +12,7 @@ from ..errors import ClowderError, argument_error
 from ..functional import refuse_transforms, routed
 from ..group import VirtualGroup
 from ..numbers import finite, positive
+from ..weights import check_memory
 from ..workspace import Workspace
 from .experts import add_parameters, main_grads_of, reset, weights_of
 from .router import Routes, load_balance_loss, make_router
@@ -179,6 +180,7 @@ class MoE(nn.Module):
         if not isinstance(x, Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden:
             was = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise argument_error("x", was, f"[..., H = {self.hidden}]")
+        check_memory("x", x)
         refuse_transforms(x)
         tokens = x.reshape(-1, self.hidden)
         self._fit_workspace(tokens.shape[0])
