@@ -23,6 +23,7 @@ from .errors import argument_error
 
 _engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
+_inherited: list[_core.VirtualWorkspace] = []
 
 
 class Engine:
@@ -38,7 +39,6 @@ class Engine:
         self.device = device
         self.limit_advice = limit_advice
         self._options = options
-        self._inherited: list[_core.VirtualWorkspace] = []
         self._skipped_ids = 0
         self._start()
         self.ranks: int = options["ranks"]  # type: ignore[assignment]
@@ -58,7 +58,7 @@ class Engine:
         if self._process != os.getpid():
             # Forked: a thread that is not here any more may have been in a pass, and hold the lock of the core for ever. No
             # result depends on what a core holds between passes, so a new one goes on. The old one is never freed.
-            self._inherited.append(self._core)
+            _inherited.append(self._core)
             self._start()
         return self._core
 

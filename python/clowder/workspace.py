@@ -103,7 +103,7 @@ class Workspace:
         self.group = VirtualGroup(1) if group is None else group
         if not isinstance(self.group, VirtualGroup):
             raise argument_error("group", repr(group), "a clowder.VirtualGroup")
-        self.device = _device(device)
+        self.device = _with_engine(as_device(device))
         if not isinstance(activation, str):
             raise argument_error("activation", repr(activation), "a string")
 
@@ -231,11 +231,19 @@ def _make_workspace(arguments: dict[str, object]) -> Workspace:
     return Workspace(**arguments)  # type: ignore[arg-type]
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def as_device(device: torch.device | str | None) -> torch.device:
+    """The device, None being the CPU.
+
+    Raises:
+        ClowderError: "argument" if it is none.
+    """
     try:
-        result = torch.device("cpu" if device is None else device)
+        return torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError):
         raise argument_error("device", repr(device), 'None or "cpu"') from None
-    if result.type != "cpu":
-        raise ClowderError("unsupported", f"device: {result}; this build has the CPU engine only")
-    return result
+
+
+def _with_engine(device: torch.device) -> torch.device:
+    if device.type != "cpu":
+        raise ClowderError("unsupported", f"device: {device}; this build has the CPU engine only")
+    return device

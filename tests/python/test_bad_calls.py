@@ -129,6 +129,7 @@ ARGUMENT = [
     ("router", module(router="sinkhorn")),
     ("router_options", module(router_options={"temperature": 1.0})),
     ("layout", module(layout="w13")),
+    ("device", module(device="nowhere")),
     ("dtype", module(dtype=torch.int8)),
     ("aux_loss_coefficient", module(aux_loss_coefficient=NAN)),
     ("num_layers", module(num_layers=0)),

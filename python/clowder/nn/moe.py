@@ -13,7 +13,7 @@ from ..functional import refuse_transforms, routed
 from ..group import VirtualGroup
 from ..numbers import finite, positive
 from ..weights import check_memory
-from ..workspace import Workspace
+from ..workspace import Workspace, as_device
 from .experts import add_parameters, main_grads_of, reset, weights_of
 from .router import Routes, load_balance_loss, make_router
 
@@ -107,7 +107,7 @@ class MoE(nn.Module):
             "shared_intermediate": shared_intermediate,
             "activation": activation,
         }
-        is_meta = device is not None and torch.device(device).type == "meta"
+        is_meta = as_device(device).type == "meta"
         self._options = {
             "group": VirtualGroup(1) if group is None else group,
             "ring_rows": ring_rows,
