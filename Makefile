@@ -58,8 +58,10 @@ test: build $(for_test)  ## builds and runs the tests of this machine, C++ and P
 	@$(MAKE) --no-print-directory package
 	$(PY) -m pytest -q tests/python
 
-test-long: build  ## soaks
+test-long: build $(for_test)  ## soaks
 	ctest --preset long
+	@$(MAKE) --no-print-directory package
+	$(PY) -m pytest -q -m long tests/python
 
 test-gpu:  ## the tests that need a GPU
 	@echo "test-gpu: there is no GPU engine in this version, so there is nothing to run"
