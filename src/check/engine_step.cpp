@@ -108,6 +108,17 @@ BackwardInputs EngineStep::backward_inputs(int rank) {
   return inputs;
 }
 
+StepArguments EngineStep::arguments() {
+  StepArguments arguments;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    arguments.ids.push_back(ids(rank));
+    arguments.schedules.push_back(schedule(rank));
+    arguments.forward.push_back(forward_inputs(rank));
+    if (!problem_.spec.forward_only) arguments.backward.push_back(backward_inputs(rank));
+  }
+  return arguments;
+}
+
 LayerTensors EngineStep::collect() const {
   LayerTensors tensors;
   tensors.out = to_floats(out_);

@@ -11,6 +11,14 @@
 
 namespace clowder::check {
 
+// What the passes of a step take, all ranks' at once. `backward` is empty with forward_only.
+struct StepArguments {
+  std::vector<ExpertIds> ids;
+  std::vector<std::int32_t*> schedules;
+  std::vector<ForwardInputs> forward;
+  std::vector<BackwardInputs> backward;
+};
+
 // The ranks' outputs as slices of global tensors, gradients of a shared expert one after the other. Ranks' calls may be
 // made from different threads, since they share nothing that is written.
 class EngineStep {
@@ -25,6 +33,7 @@ class EngineStep {
   std::int32_t* schedule(int rank);
   ForwardInputs forward_inputs(int rank);
   BackwardInputs backward_inputs(int rank);
+  StepArguments arguments();
 
   // Shared experts' gradients summed in fp32 in rank order and rounded once to their type.
   LayerTensors collect() const;

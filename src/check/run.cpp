@@ -90,30 +90,13 @@ std::int64_t resolve_saved(const Problem& problem, const RowCount& count) {
   return WorkspaceOptions::kDefault;
 }
 
-WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat) {
-  WorkspaceOptions result = options.workspace;
-  result.ring_rows = resolve_ring(problem, options.ring_rows);
-  result.saved_rows = resolve_saved(problem, options.saved_rows);
-  if (options.jitter) result.jitter_seed = mix_bits(problem.spec.seed * 1024 + static_cast<std::uint64_t>(repeat)) | 1u;
-  return result;
-}
-
 // Schedule, forward and backward of all ranks at once; returns the number of skipped ids.
 std::int64_t run_step(const Problem& problem, Workspace& workspace, EngineStep& step) {
-  std::vector<ExpertIds> ids;
-  std::vector<std::int32_t*> schedules;
-  std::vector<ForwardInputs> forward;
-  std::vector<BackwardInputs> backward;
-  for (int rank = 0; rank < problem.spec.num_ranks(); ++rank) {
-    ids.push_back(step.ids(rank));
-    schedules.push_back(step.schedule(rank));
-    forward.push_back(step.forward_inputs(rank));
-    if (!problem.spec.forward_only) backward.push_back(step.backward_inputs(rank));
-  }
-  workspace.build_schedule(ids, schedules);
-  workspace.forward(forward);
-  if (!problem.spec.forward_only) workspace.backward(backward, problem.spec.gradient_mode);
-  return summarise(problem.shape, problem.spec.num_ranks(), schedules[0]).skipped_ids;
+  const StepArguments arguments = step.arguments();
+  workspace.build_schedule(arguments.ids, arguments.schedules);
+  workspace.forward(arguments.forward);
+  if (!problem.spec.forward_only) workspace.backward(arguments.backward, problem.spec.gradient_mode);
+  return summarise(problem.shape, problem.spec.num_ranks(), arguments.schedules[0]).skipped_ids;
 }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -193,6 +176,14 @@ LostRank parse_lost_rank(const std::string& text) {
     return lost;
   }
   reject("lose-rank: \"" + text + "\", must be a rank, or a rank and schedule, forward or backward, as in 1:backward");
+}
+
+WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat) {
+  WorkspaceOptions result = options.workspace;
+  result.ring_rows = resolve_ring(problem, options.ring_rows);
+  result.saved_rows = resolve_saved(problem, options.saved_rows);
+  if (options.jitter) result.jitter_seed = mix_bits(problem.spec.seed * 1024 + static_cast<std::uint64_t>(repeat)) | 1u;
+  return result;
 }
 
 Report run_check(const ProblemSpec& spec, const RunOptions& options) {

@@ -57,19 +57,10 @@ std::string LayerCase::step() { return step(problem_); }
 std::string LayerCase::step(const check::Problem& problem) {
   check::EngineStep step(problem, *workspace_, options_.keep_x);
   step.reset();
-  std::vector<ExpertIds> ids;
-  std::vector<std::int32_t*> schedules;
-  std::vector<ForwardInputs> forward;
-  std::vector<BackwardInputs> backward;
-  for (int rank = 0; rank < problem.spec.num_ranks(); ++rank) {
-    ids.push_back(step.ids(rank));
-    schedules.push_back(step.schedule(rank));
-    forward.push_back(step.forward_inputs(rank));
-    backward.push_back(step.backward_inputs(rank));
-  }
-  workspace_->build_schedule(ids, schedules);
-  workspace_->forward(forward);
-  workspace_->backward(backward, problem.spec.gradient_mode);
+  const check::StepArguments arguments = step.arguments();
+  workspace_->build_schedule(arguments.ids, arguments.schedules);
+  workspace_->forward(arguments.forward);
+  workspace_->backward(arguments.backward, problem.spec.gradient_mode);
   tensors_ = step.collect();
   return step.digest_of_everything();
 }

@@ -131,6 +131,7 @@ void BackwardTasks::hidden_tile(const HiddenRows& rows, const bf16* w2, std::int
   static_assert(5 * kHiddenTile <= kScratchSums);
   product(rows.dy, {w2 + tile.begin, width, WeightLayout::kTermsByOutputs}, static_cast<int>(shape_.hidden), tile.size,
           scratch, operands.dh);
+  scratch.recorder->turn_to(Role::kEpilogue);
   const int count = rows.dy.count;
   kernels_.pack_rows(rows.gate_up.columns_from(tile.begin).at, count, tile.size, part + kPart);
   kernels_.pack_rows(rows.gate_up.columns_from(width + tile.begin).at, count, tile.size, part + 2 * kPart);
@@ -205,6 +206,7 @@ void BackwardTasks::input(const plan::Task& task, const Scratch& scratch) const 
   const Range tile = tile_range(task.tile, kOutputTile, shape_.hidden);
   const bf16* gradient = rank.buffers->gate_up_gradient.data() + block.ring_row * 2 * width;
   input_tile(consecutive_rows(gradient, 2 * width, block.count), block_weights(task), width, tile, scratch);
+  scratch.recorder->turn_to(Role::kEpilogue);
   kernels_.unpack_rows(scratch.sums, tile.size, block.count, slot_rows(rank, block).columns_from(tile.begin).at);
 }
 

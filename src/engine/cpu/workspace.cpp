@@ -145,7 +145,8 @@ class Workspace::Implementation {
   // Runs the pass after `epoch`, and counts it.
   void launch(const cpu::PassPlan& plan, std::uint32_t& epoch, cpu::TaskBodies& tasks) {
     const std::uint64_t jitter_seed = options_.jitter_seed == 0 ? 0 : options_.jitter_seed + epoch;
-    cpu::Launch launch(plan, memory_, epoch + 1, scratch_, {options_.blocks, options_.timeout_s, jitter_seed});
+    cpu::Launch launch(plan, memory_, epoch + 1, scratch_,
+                       {options_.blocks, options_.timeout_s, jitter_seed, options_.timeline});
     ++epoch;
     try {
       launch.run(tasks);
