@@ -222,6 +222,19 @@ void BackwardTasks::push_weight_gradients(const RankView& rank, const Block& blo
 }
 
 template <class Operands>
+BackwardTasks::WeightOperands BackwardTasks::operand_run(const plan::Segment& segment, const Operands& operands,
+                                                         std::int32_t& block) const {
+  WeightOperands run = operands(block++);
+  for (; block < segment.first_block + segment.num_blocks && run.count % kBlockRows == 0; ++block) {
+    const WeightOperands next = operands(block);
+    const bool follows = next.x == run.x + run.count * shape_.hidden;
+    if (!follows || run.count + next.count > kWeightRun) break;
+    run.count += next.count;
+  }
+  return run;
+}
+
+template <class Operands>
 void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tiles13, const ExpertGradients& gradients,
                                 std::int64_t width, float* carry, const Operands& operands,
                                 const Scratch& scratch) const {
@@ -235,8 +248,8 @@ void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tile
     } else {
       std::copy_n(carry + c * kWeightTile, strip, scratch.sums);
     }
-    for (std::int32_t b = segment.first_block; b < segment.first_block + segment.num_blocks; ++b) {
-      const WeightOperands rows = operands(b);
+    for (std::int32_t b = segment.first_block; b < segment.first_block + segment.num_blocks;) {
+      const WeightOperands rows = operand_run(segment, operands, b);
       if (target.is_w2) {
         kernels_.pack_columns(rows.weighted_hidden + column, width, rows.count, scratch.panel);
         kernels_.multiply(scratch.panel, {rows.dy + target.rows.begin, shape_.hidden, WeightLayout::kTermsByOutputs},

@@ -8,10 +8,12 @@
 
 namespace clowder::cpu {
 
-// Terms whose panel [kTermBlock][kLanes] (32 KB) and weights stay in the first-level cache.
-inline constexpr int kTermBlock = 256;
+// Terms whose panel [kTermBlock][kLanes] (16 KB) and converted weights (9 or 16 KB) share a first-level cache of 32 KB.
+inline constexpr int kTermBlock = 128;
 // Keeps rows of converted weights off one another's cache sets.
 inline constexpr int kTermStride = kTermBlock + 16;
+// Outputs that are converted at once where they lie side by side: a cache line of bf16, so that no line is read twice.
+inline constexpr int kColumnStep = 32;
 
 template <class V>
 void pack_rows(const bf16* const* rows, int count, int terms, float* panel) {
@@ -63,21 +65,21 @@ void transpose(const float* sums, int outputs, std::int64_t stride, float* rows)
   }
 }
 
-// kOutputStep weights of `terms` terms as floats; element (n, k) at to[n * kTermStride + k], or to[k * kOutputStep +
-// n].
+// Weights of kOutputsByTerms as floats: kOutputStep outputs, element (n, k) at to[n * kTermStride + k].
 template <class V>
-CLOWDER_HD_INLINE void convert_weights(const WeightView& weights, int n, int k, int terms, float* to) {
-  constexpr int kWidth = V::kWidth;
-  if (weights.layout == WeightLayout::kOutputsByTerms) {
-    for (int i = 0; i < kOutputStep; ++i) {
-      const bf16* row = weights.data + (n + i) * weights.stride + k;
-      for (int j = 0; j < terms; j += kWidth) store<V>(to + i * kTermStride + j, load_bf16<V>(row + j));
-    }
-  } else {
-    for (int j = 0; j < terms; ++j) {
-      const bf16* row = weights.data + (k + j) * weights.stride + n;
-      for (int i = 0; i < kOutputStep; i += kWidth) store<V>(to + j * kOutputStep + i, load_bf16<V>(row + i));
-    }
+CLOWDER_HD_INLINE void convert_rows(const WeightView& weights, int n, int k, int terms, float* to) {
+  for (int i = 0; i < kOutputStep; ++i) {
+    const bf16* row = weights.data + (n + i) * weights.stride + k;
+    for (int j = 0; j < terms; j += V::kWidth) store<V>(to + i * kTermStride + j, load_bf16<V>(row + j));
+  }
+}
+
+// Weights of kTermsByOutputs as floats: up to kColumnStep outputs, element (n, k) at to[k * kColumnStep + n].
+template <class V>
+CLOWDER_HD_INLINE void convert_columns(const WeightView& weights, int n, int k, int outputs, int terms, float* to) {
+  for (int j = 0; j < terms; ++j) {
+    const bf16* row = weights.data + (k + j) * weights.stride + n;
+    for (int i = 0; i < outputs; i += V::kWidth) store<V>(to + j * kColumnStep + i, load_bf16<V>(row + i));
   }
 }
 
@@ -115,15 +117,23 @@ CLOWDER_HD_INLINE void multiply_step(const float* panel, const float* weights, i
 
 template <class V>
 void multiply(const float* panel, const WeightView& weights, int terms, int outputs, float* sums) {
-  alignas(64) float converted[kOutputStep * kTermStride];
+  alignas(64) float converted[kColumnStep * kTermBlock];
+  static_assert(kOutputStep * kTermStride <= kColumnStep * kTermBlock);
   for (int k = 0; k < terms; k += kTermBlock) {
     const int some = terms - k < kTermBlock ? terms - k : kTermBlock;
-    for (int n = 0; n < outputs; n += kOutputStep) {
-      convert_weights<V>(weights, n, k, some, converted);
-      if (weights.layout == WeightLayout::kOutputsByTerms) {
-        multiply_step<V, kTermStride, 1>(panel + k * kLanes, converted, some, sums + n * kLanes);
-      } else {
-        multiply_step<V, 1, kOutputStep>(panel + k * kLanes, converted, some, sums + n * kLanes);
+    const float* rows = panel + k * kLanes;
+    if (weights.layout == WeightLayout::kOutputsByTerms) {
+      for (int n = 0; n < outputs; n += kOutputStep) {
+        convert_rows<V>(weights, n, k, some, converted);
+        multiply_step<V, kTermStride, 1>(rows, converted, some, sums + n * kLanes);
+      }
+      continue;
+    }
+    for (int n = 0; n < outputs; n += kColumnStep) {
+      const int wide = outputs - n < kColumnStep ? outputs - n : kColumnStep;
+      convert_columns<V>(weights, n, k, wide, some, converted);
+      for (int i = 0; i < wide; i += kOutputStep) {
+        multiply_step<V, 1, kColumnStep>(rows, converted + i, some, sums + (n + i) * kLanes);
       }
     }
   }
