@@ -193,8 +193,9 @@ void BackwardTasks::input_tile(const Rows<const bf16>& gate_up_gradient, const E
   };
   kernels_.pack_rows(gate_up_gradient.at, gate_up_gradient.count, 2 * terms, scratch.panel);
   std::fill_n(scratch.sums, tile.size * kLanes, 0.0f);
-  kernels_.multiply(scratch.panel, columns_of(weights.w1), terms, tile.size, scratch.sums);
-  kernels_.multiply(scratch.panel + terms * kLanes, columns_of(weights.w3), terms, tile.size, scratch.sums);
+  const int lanes = gate_up_gradient.count;
+  kernels_.multiply(scratch.panel, columns_of(weights.w1), terms, tile.size, lanes, scratch.sums);
+  kernels_.multiply(scratch.panel + terms * kLanes, columns_of(weights.w3), terms, tile.size, lanes, scratch.sums);
 }
 
 void BackwardTasks::input(const plan::Task& task, const Scratch& scratch) const {
@@ -253,12 +254,12 @@ void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tile
       if (target.is_w2) {
         kernels_.pack_columns(rows.weighted_hidden + column, width, rows.count, scratch.panel);
         kernels_.multiply(scratch.panel, {rows.dy + target.rows.begin, shape_.hidden, WeightLayout::kTermsByOutputs},
-                          rows.count, target.rows.size, scratch.sums);
+                          rows.count, target.rows.size, kLanes, scratch.sums);
       } else {
         kernels_.pack_columns(rows.x + column, shape_.hidden, rows.count, scratch.panel);
         const bf16* gradient = rows.gate_up_gradient + target.first_output + target.rows.begin;
         kernels_.multiply(scratch.panel, {gradient, 2 * width, WeightLayout::kTermsByOutputs}, rows.count,
-                          target.rows.size, scratch.sums);
+                          target.rows.size, kLanes, scratch.sums);
       }
     }
     if (segment.last_part) {

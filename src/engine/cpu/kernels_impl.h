@@ -83,40 +83,50 @@ CLOWDER_HD_INLINE void convert_columns(const WeightView& weights, int n, int k, 
   }
 }
 
-// V::kTileOutputs outputs by V::kTileVectors vectors of lanes, held in registers over `terms` terms.
-template <class V, int OutputStride, int TermStride>
+// `Outputs` outputs by `Vectors` vectors of lanes, held in registers over `terms` terms.
+template <class V, int Outputs, int Vectors, int OutputStride, int TermStride>
 CLOWDER_HD_INLINE void multiply_tile(const float* panel, const float* weights, int terms, float* sums) {
-  constexpr int kOutputs = V::kTileOutputs;
-  constexpr int kVectors = V::kTileVectors;
-  typename V::Floats accumulators[kOutputs][kVectors];
-  for (int n = 0; n < kOutputs; ++n) {
-    for (int v = 0; v < kVectors; ++v) accumulators[n][v] = load<V>(sums + n * kLanes + v * V::kWidth);
+  typename V::Floats accumulators[Outputs][Vectors];
+  for (int n = 0; n < Outputs; ++n) {
+    for (int v = 0; v < Vectors; ++v) accumulators[n][v] = load<V>(sums + n * kLanes + v * V::kWidth);
   }
   for (int k = 0; k < terms; ++k) {
-    typename V::Floats rows[kVectors];
-    for (int v = 0; v < kVectors; ++v) rows[v] = load<V>(panel + k * kLanes + v * V::kWidth);
-    for (int n = 0; n < kOutputs; ++n) {
+    typename V::Floats rows[Vectors];
+    for (int v = 0; v < Vectors; ++v) rows[v] = load<V>(panel + k * kLanes + v * V::kWidth);
+    for (int n = 0; n < Outputs; ++n) {
       const auto weight = broadcast<V>(weights[n * OutputStride + k * TermStride]);
-      for (int v = 0; v < kVectors; ++v) accumulators[n][v] = V::fused(weight, rows[v], accumulators[n][v]);
+      for (int v = 0; v < Vectors; ++v) accumulators[n][v] = V::fused(weight, rows[v], accumulators[n][v]);
     }
   }
-  for (int n = 0; n < kOutputs; ++n) {
-    for (int v = 0; v < kVectors; ++v) store<V>(sums + n * kLanes + v * V::kWidth, accumulators[n][v]);
+  for (int n = 0; n < Outputs; ++n) {
+    for (int v = 0; v < Vectors; ++v) store<V>(sums + n * kLanes + v * V::kWidth, accumulators[n][v]);
   }
 }
 
+// kOutputStep outputs of the lanes up to `lanes`, rounded up to tiles. Where one vector holds them all, the tile is as
+// many times taller as it is narrower.
 template <class V, int OutputStride, int TermStride>
-CLOWDER_HD_INLINE void multiply_step(const float* panel, const float* weights, int terms, float* sums) {
+CLOWDER_HD_INLINE void multiply_step(const float* panel, const float* weights, int terms, int lanes, float* sums) {
+  constexpr int kTall = V::kTileOutputs * V::kTileVectors;
+  if constexpr (kTall <= kOutputStep) {
+    if (lanes <= V::kWidth) {
+      for (int n = 0; n < kOutputStep; n += kTall) {
+        multiply_tile<V, kTall, 1, OutputStride, TermStride>(panel, weights + n * OutputStride, terms,
+                                                             sums + n * kLanes);
+      }
+      return;
+    }
+  }
   for (int n = 0; n < kOutputStep; n += V::kTileOutputs) {
-    for (int lane = 0; lane < kLanes; lane += V::kTileVectors * V::kWidth) {
-      multiply_tile<V, OutputStride, TermStride>(panel + lane, weights + n * OutputStride, terms,
-                                                 sums + n * kLanes + lane);
+    for (int lane = 0; lane < lanes; lane += V::kTileVectors * V::kWidth) {
+      multiply_tile<V, V::kTileOutputs, V::kTileVectors, OutputStride, TermStride>(
+          panel + lane, weights + n * OutputStride, terms, sums + n * kLanes + lane);
     }
   }
 }
 
 template <class V>
-void multiply(const float* panel, const WeightView& weights, int terms, int outputs, float* sums) {
+void multiply(const float* panel, const WeightView& weights, int terms, int outputs, int lanes, float* sums) {
   alignas(64) float converted[kColumnStep * kTermBlock];
   static_assert(kOutputStep * kTermStride <= kColumnStep * kTermBlock);
   for (int k = 0; k < terms; k += kTermBlock) {
@@ -125,7 +135,7 @@ void multiply(const float* panel, const WeightView& weights, int terms, int outp
     if (weights.layout == WeightLayout::kOutputsByTerms) {
       for (int n = 0; n < outputs; n += kOutputStep) {
         convert_rows<V>(weights, n, k, some, converted);
-        multiply_step<V, kTermStride, 1>(rows, converted, some, sums + n * kLanes);
+        multiply_step<V, kTermStride, 1>(rows, converted, some, lanes, sums + n * kLanes);
       }
       continue;
     }
@@ -133,7 +143,7 @@ void multiply(const float* panel, const WeightView& weights, int terms, int outp
       const int wide = outputs - n < kColumnStep ? outputs - n : kColumnStep;
       convert_columns<V>(weights, n, k, wide, some, converted);
       for (int i = 0; i < wide; i += kOutputStep) {
-        multiply_step<V, 1, kColumnStep>(rows, converted + i, some, sums + (n + i) * kLanes);
+        multiply_step<V, 1, kColumnStep>(rows, converted + i, some, lanes, sums + (n + i) * kLanes);
       }
     }
   }

@@ -1,6 +1,6 @@
 // Vectors of floats by the compiler's own extension. A trait names an instruction set: its width, its fused
-// multiply-add, and what compilers do not find by themselves. Everything is inlined, or a template over the trait, so that no code of a newer instruction set can be
-// linked into another's place.
+// multiply-add, and what compilers do not find by themselves. Everything is inlined, or a template over the trait, so
+// that no code of a newer instruction set can be linked into another's place.
 #pragma once
 
 #include <cstdint>

@@ -45,9 +45,8 @@ class Workspace::Implementation {
     // Collective calls come last: whoever fails before has told no peer to wait.
     cpu::kernels();
     ring_ = plan::make_ring(cpu::kBlockRows, options_.ring_rows, options_.chunk_rows);
-    scratch_.reserve(options_.blocks,
-                     std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate,
-                               std::int64_t{cpu::kWeightRun}}));
+    scratch_.reserve(options_.blocks, std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate,
+                                                std::int64_t{cpu::kWeightRun}}));
     const cpu::SymmetricLayout layout(shape_, group_->size());
     symmetric_memory_ = group_->allocate(layout.bytes());
     for (int rank = 0; rank < group_->size(); ++rank) memory_.push_back(layout.view(symmetric_memory_->base(rank)));
