@@ -144,7 +144,7 @@ TEST(LongCase, Case20EverySlotOfMoreElementsThan32BitsCount) {
 }
 
 TEST(LongCase, Case26FullWidths) {
-  for (const std::int64_t intermediate : {1536, 1408, 2880}) expect_ok(layer_of(2880, intermediate, 4, 2, {150}));
+  for (const std::int64_t intermediate : {1536, 1408, 2880}) expect_ok(layer_of(2880, intermediate, 4, 2, {400}));
 }
 
 }  // namespace
