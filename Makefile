@@ -7,6 +7,7 @@ DEMO_ARGS ?=
 EXPLORE_ARGS ?= --plans 1000000
 BENCH_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 ifeq ($(origin CXX),default)
   CXX := g++
 endif
@@ -22,7 +23,7 @@ ifneq ($(strip $(VENV)),)
   PY := $(abspath $(VENV))/bin/python
   export PATH := $(abspath $(VENV))/bin:$(PATH)
   # Recipes' prerequisites: packages of Python for each purpose.
-  for_build := $(VENV)/.installed-build
+  for_build := $(VENV)/.installed-build $(if $(NVCC),$(VENV)/.installed-cuda)
   for_test := $(for_build) $(VENV)/.installed-test $(VENV)/.installed-demo
   for_demo := $(for_build) $(VENV)/.installed-demo
   for_lint := $(for_build) $(VENV)/.installed-lint
@@ -99,6 +100,12 @@ $(VENV)/.created:
 	@$(PYTHON) -c "import ensurepip, venv" 2>/dev/null || \
 	  { echo "the modules venv and ensurepip of Python are missing: sudo apt-get install python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Headers: what else the package asks for is of no use here.
+$(VENV)/.installed-cuda: requirements/cuda.txt $(VENV)/.created
+	@echo "installing requirements/cuda.txt"
+	@$(pip) install -q --no-deps -r $<
 	@touch $@
 
 $(VENV)/.installed-%: requirements/%.txt $(VENV)/.created

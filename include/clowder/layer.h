@@ -5,9 +5,22 @@
 //   workspace.forward(inputs);              // reads the schedule
 //   workspace.backward(inputs);             // reads the schedule and what forward saved
 //
-// Pointers are the caller's and must stay valid during the call. All matrices are row-major and contiguous. A vector
-// of per-rank arguments has one entry for each of group.local_ranks(), in that order. One call at a time may run on a
-// workspace; calls return when the pass has ended.
+// All matrices are row-major and contiguous. A vector of per-rank arguments has one entry for each of
+// group.local_ranks(), in that order. A schedule call or a pass is collective: every rank of the group makes it, and
+// all ranks make their calls in one order.
+//
+// **Memory.** Tensors, schedules and saved tensors are the caller's, a workspace keeps no pointer to them. They must
+// stay valid, and outputs untouched, until the pass has ended: on the CPU engine until the call returns, on a GPU
+// engine until `stream` has passed the call. Vectors of arguments are read during the call alone. A workspace owns its
+// rings and scratch, and shares the group and its symmetric memory; its destructor waits for passes that still run.
+//
+// **Threads.** Calls may come from any thread. Those on one workspace run one after the other, in the order in which
+// they get hold of it; those on different workspaces run side by side. is_dead, check, wait_reports and the readings of
+// sizes may be called at any time, also while a pass runs. A group's allocate, hence the constructor of a workspace, is
+// called by one thread at a time for each Group object.
+//
+// **Errors.** A call that throws Error(kArgument) has done nothing, and the workspace is as it was. On a GPU engine,
+// what goes wrong on the device is thrown by the next call, or by check().
 #pragma once
 
 #include <cstdint>
@@ -20,10 +33,14 @@
 
 namespace clowder {
 
+// The cudaStream_t that a GPU engine orders a call on; null is the default stream. The CPU engine ignores it: its calls
+// return when the pass has ended.
+using Stream = void*;
+
 // What an engine records of its workers; src/observe/timeline.h has it, for Clowder's own tools.
 class Timeline;
 
-// Tuning and limits. None of them changes a bit of any result.
+// The engine, tuning and limits. On one engine, none of them changes a bit of any result.
 struct WorkspaceOptions {
   static constexpr std::int64_t kDefault = -1;
 
@@ -38,6 +55,7 @@ struct WorkspaceOptions {
   bool poison = false;                 // fill every buffer with NaN before each pass (tests)
   std::uint64_t jitter_seed = 0;       // random delays in copies and tasks (tests); 0 = none
   Timeline* timeline = nullptr;        // the caller's, records every pass; null: nothing is recorded
+  EngineKind engine = EngineKind::kCpu;
 };
 
 // One rank's choices. `topk_idx` [tokens, K] holds int32 or int64; -1 is no route, other ids outside [0, E) are counted
@@ -104,7 +122,8 @@ struct BackwardInputs {
 
 class Workspace {
  public:
-  // Collective over the group. Throws Error(kArgument) that names the argument.
+  // Collective over the group. Throws Error(kArgument) that names the argument, and Error(kUnsupported) for an engine
+  // that this build or this machine lacks.
   Workspace(const LayerShape& shape, std::shared_ptr<Group> group, const WorkspaceOptions& options = {});
   ~Workspace();
   Workspace(const Workspace&) = delete;
@@ -117,25 +136,27 @@ class Workspace {
   // Length in int32 of one rank's schedule.
   std::int64_t schedule_words() const;
   // What one rank's part of the symmetric memory takes, for caller-owned groups.
-  static std::size_t symmetric_bytes(const LayerShape& shape, int num_ranks);
-  // The smallest ring of this engine, in rows.
-  static std::int64_t min_ring_rows();
+  static std::size_t symmetric_bytes(const LayerShape& shape, int num_ranks, EngineKind engine = EngineKind::kCpu);
+  // The smallest ring of an engine, in rows.
+  static std::int64_t min_ring_rows(EngineKind engine = EngineKind::kCpu);
 
   // Collective. Writes each local rank's schedule into schedules[i], [schedule_words()] int32. It is the caller's: it
   // serves any number of passes, in any order, also beside other schedules.
-  void build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules);
+  void build_schedule(const std::vector<ExpertIds>& ids, const std::vector<std::int32_t*>& schedules,
+                      Stream stream = nullptr);
 
   // Collective. x may be overwritten after its backward (after forward where no backward will run).
-  void forward(const std::vector<ForwardInputs>& ranks);
+  void forward(const std::vector<ForwardInputs>& ranks, Stream stream = nullptr);
 
   // Collective.
-  void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode);
+  void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode, Stream stream = nullptr);
 
   // A workspace dies when a wait runs out of time or a task fails. From then on every call throws what killed it; this
   // tells before one is made.
   bool is_dead() const;
   // Throws what killed this workspace, if it is dead.
   void check() const;
+  // Of the pass that killed this workspace; empty while it lives.
   const std::vector<WaitReport>& wait_reports() const;
 
  private:
@@ -143,7 +164,7 @@ class Workspace {
   std::unique_ptr<Implementation> implementation_;
 };
 
-// Readings of a schedule that build_schedule wrote.
+// Readings of a schedule that build_schedule wrote, in host memory.
 struct ScheduleSummary {
   std::int64_t skipped_ids = 0;             // of all ranks
   std::int64_t rows = 0;                    // that this rank receives

@@ -32,6 +32,16 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+// What carries out a layer's passes. Engines differ in where they run and in tuning, never in what a layer computes;
+// bits are comparable on one engine only.
+enum class EngineKind : std::int32_t {
+  kCpu,   // threads; all pointers are to host memory
+  kSm90,  // an NVIDIA GPU of compute capability 9.0 (H100, H200); all pointers are to memory of that device
+};
+
+// The name that users see: "cpu" or "sm90".
+const char* to_string(EngineKind kind);
+
 enum class ActivationKind : std::int32_t {
   kSwiglu,       // f(g, u) = silu(g) * u
   kSwigluClamp,  // f(g, u) = silu(min(g, limit)) * clamp(u, -limit, limit)

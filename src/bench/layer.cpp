@@ -1,6 +1,7 @@
 #include "bench/layer.h"
 
 #include <chrono>
+#include <string>
 
 #include "check/engine_step.h"
 
@@ -48,7 +49,11 @@ class CpuLayer : public TimedLayer {
 
 }  // namespace
 
-std::unique_ptr<TimedLayer> make_cpu_layer(const check::ProblemSpec& spec, const check::RunOptions& options) {
+std::unique_ptr<TimedLayer> make_layer(const check::ProblemSpec& spec, const check::RunOptions& options) {
+  if (options.workspace.engine != EngineKind::kCpu) {
+    throw Error(ErrorCode::kUnsupported, std::string("engine: ") + to_string(options.workspace.engine) +
+                                             " has no timing of its own in this version; use --engine cpu");
+  }
   return std::make_unique<CpuLayer>(spec, options);
 }
 

@@ -19,7 +19,8 @@ class TimedLayer {
   virtual std::int64_t saved_bytes() const = 0;
 };
 
-// On the CPU engine, with a schedule and forward run once. Throws Error(kArgument) for shapes that no layer can have.
-std::unique_ptr<TimedLayer> make_cpu_layer(const check::ProblemSpec& spec, const check::RunOptions& options);
+// On the engine of the options, with a schedule and forward run once. Throws Error(kArgument) for shapes that no layer
+// can have, and Error(kUnsupported) for an engine that cannot be timed here.
+std::unique_ptr<TimedLayer> make_layer(const check::ProblemSpec& spec, const check::RunOptions& options);
 
 }  // namespace clowder::bench

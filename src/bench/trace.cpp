@@ -49,15 +49,15 @@ double TraceReport::exposed_ms() const {
 
 double TraceReport::exposed_percent() const { return percent(exposed_ms(), layer_ms()); }
 
-TraceReport run_cpu_trace(const check::ProblemSpec& spec, const check::RunOptions& options, TimedPass pass,
-                          const std::string& file) {
+TraceReport run_trace(const check::ProblemSpec& spec, const check::RunOptions& options, TimedPass pass,
+                      const std::string& file) {
   // Before the work, so that a bad name costs nothing.
   std::ofstream out(file);
   if (!out) throw Error(ErrorCode::kArgument, "out: \"" + file + "\", must be a file that can be written");
   Timeline timeline;
   check::RunOptions recorded = options;
   recorded.workspace.timeline = &timeline;
-  const auto layer = make_cpu_layer(spec, recorded);
+  const auto layer = make_layer(spec, recorded);
   layer->run(pass);
   timeline.clear();
   layer->run(pass);
@@ -65,7 +65,7 @@ TraceReport run_cpu_trace(const check::ProblemSpec& spec, const check::RunOption
   out.close();
   if (!out) throw Error(ErrorCode::kArgument, "out: \"" + file + "\", the file system took only a part of it");
 
-  TraceReport report{"cpu", file, timeline.num_events(), timeline.num_dropped(), {}};
+  TraceReport report{to_string(options.workspace.engine), file, timeline.num_events(), timeline.num_dropped(), {}};
   for (const TimelinePass& recorded_pass : timeline.passes()) report.passes.push_back(summarise(recorded_pass));
   return report;
 }

@@ -24,10 +24,10 @@ struct TraceReport {
   double exposed_percent() const;
 };
 
-// Runs the layer on the CPU engine once unrecorded and once recorded, and writes `file`. Throws Error(kArgument) if the
+// Runs the layer once unrecorded and once recorded, and writes `file`. Throws Error(kArgument) if the
 // file cannot be written.
-TraceReport run_cpu_trace(const check::ProblemSpec& spec, const check::RunOptions& options, TimedPass pass,
-                          const std::string& file);
+TraceReport run_trace(const check::ProblemSpec& spec, const check::RunOptions& options, TimedPass pass,
+                      const std::string& file);
 
 std::string to_json(const TraceReport& report);
 std::string to_text(const TraceReport& report);

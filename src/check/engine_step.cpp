@@ -24,14 +24,12 @@ std::vector<float> to_floats(const std::vector<bf16>& values) {
 
 }  // namespace
 
-EngineStep::EngineStep(const Problem& problem, const Workspace& workspace, bool keep_x)
+EngineStep::EngineStep(const Problem& problem, const Workspace& workspace, bool keep_x, EngineKind engine)
     : problem_(problem),
       num_ranks_(problem.spec.num_ranks()),
       schedule_words_(workspace.schedule_words()),
-      saved_rows_(workspace.saved_rows()) {
-  const LayerShape& shape = problem.shape;
-  const std::int64_t expert_size = shape.num_experts * shape.intermediate * shape.hidden;
-  const std::int64_t shared_size = num_ranks_ * shape.shared_intermediate * shape.hidden;
+      saved_rows_(workspace.saved_rows()),
+      mirror_(engine) {
   std::int64_t first = 0;
   for (const std::int64_t tokens : problem.spec.tokens_per_rank) {
     first_token_.push_back(first);
@@ -39,16 +37,39 @@ EngineStep::EngineStep(const Problem& problem, const Workspace& workspace, bool 
   }
   schedules_.resize(num_ranks_ * schedule_words_);
   out_.resize(problem.x.size());
-  if (problem.spec.forward_only) return;
+  if (!problem.spec.forward_only) allocate_backward(keep_x);
+  add_to_mirror();
+}
+
+void EngineStep::allocate_backward(bool keep_x) {
+  const LayerShape& shape = problem_.shape;
+  const std::int64_t expert_size = shape.num_experts * shape.intermediate * shape.hidden;
+  const std::int64_t shared_size = num_ranks_ * shape.shared_intermediate * shape.hidden;
   saved_gate_up_.resize(num_ranks_ * saved_rows_ * 2 * shape.intermediate);
   if (keep_x) saved_x_.resize(num_ranks_ * saved_rows_ * shape.hidden);
-  saved_shared_gate_up_.resize(problem.tokens() * 2 * shape.shared_intermediate);
-  dx_.resize(problem.x.size());
-  dtopk_weights_.resize(problem.topk_weights.size());
+  saved_shared_gate_up_.resize(problem_.tokens() * 2 * shape.shared_intermediate);
+  dx_.resize(problem_.x.size());
+  dtopk_weights_.resize(problem_.topk_weights.size());
   dw13_ = make_gradients(2 * expert_size);
   dw2_ = make_gradients(expert_size);
   dshared_w13_ = make_gradients(2 * shared_size);
   dshared_w2_ = make_gradients(shared_size);
+}
+
+void EngineStep::add_to_mirror() {
+  mirror_.add(problem_.topk_idx);
+  mirror_.add(problem_.topk_weights);
+  for (const std::vector<bf16>* tensor : std::initializer_list<const std::vector<bf16>*>{
+           &problem_.x, &problem_.dout, &problem_.w13, &problem_.w2, &problem_.shared_w13, &problem_.shared_w2,
+           &saved_gate_up_, &saved_x_, &saved_shared_gate_up_, &out_, &dx_}) {
+    mirror_.add(*tensor);
+  }
+  mirror_.add(schedules_);
+  mirror_.add(dtopk_weights_);
+  for (const GradientBuffer* buffer : {&dw13_, &dw2_, &dshared_w13_, &dshared_w2_}) {
+    mirror_.add(buffer->as_bf16);
+    mirror_.add(buffer->as_fp32);
+  }
 }
 
 void EngineStep::reset() {
@@ -64,20 +85,20 @@ void EngineStep::reset() {
 }
 
 ExpertIds EngineStep::ids(int rank) const {
-  return {problem_.topk_idx.data() + first_token_[rank] * problem_.shape.topk, false,
+  return {mirror_.of(problem_.topk_idx.data() + first_token_[rank] * problem_.shape.topk), false,
           problem_.spec.tokens_per_rank[rank]};
 }
 
-std::int32_t* EngineStep::schedule(int rank) { return at(schedules_, rank * schedule_words_); }
+std::int32_t* EngineStep::schedule(int rank) { return mirror_.of(at(schedules_, rank * schedule_words_)); }
 
 ForwardInputs EngineStep::forward_inputs(int rank) {
   ForwardInputs inputs;
   inputs.schedule = schedule(rank);
-  inputs.x = problem_.x.data() + first_token_[rank] * problem_.shape.hidden;
-  inputs.topk_weights = problem_.topk_weights.data() + first_token_[rank] * problem_.shape.topk;
+  inputs.x = mirror_.of(problem_.x.data() + first_token_[rank] * problem_.shape.hidden);
+  inputs.topk_weights = mirror_.of(problem_.topk_weights.data() + first_token_[rank] * problem_.shape.topk);
   inputs.experts = expert_weights(rank);
   inputs.shared = shared_weights();
-  inputs.out = at(out_, first_token_[rank] * problem_.shape.hidden);
+  inputs.out = mirror_.of(at(out_, first_token_[rank] * problem_.shape.hidden));
   inputs.saved = saved(rank);
   return inputs;
 }
@@ -87,13 +108,13 @@ BackwardInputs EngineStep::backward_inputs(int rank) {
   BackwardInputs inputs;
   inputs.schedule = forward.schedule;
   inputs.x = forward.x;
-  inputs.dout = problem_.dout.data() + first_token_[rank] * problem_.shape.hidden;
+  inputs.dout = mirror_.of(problem_.dout.data() + first_token_[rank] * problem_.shape.hidden);
   inputs.topk_weights = forward.topk_weights;
   inputs.experts = forward.experts;
   inputs.shared = forward.shared;
   inputs.saved = forward.saved;
-  inputs.dx = at(dx_, first_token_[rank] * problem_.shape.hidden);
-  inputs.dtopk_weights = at(dtopk_weights_, first_token_[rank] * problem_.shape.topk);
+  inputs.dx = mirror_.of(at(dx_, first_token_[rank] * problem_.shape.hidden));
+  inputs.dtopk_weights = mirror_.of(at(dtopk_weights_, first_token_[rank] * problem_.shape.topk));
 
   const std::int64_t size = problem_.shape.intermediate * problem_.shape.hidden;
   const std::int32_t local_experts = problem_.shape.num_experts / num_ranks_;
@@ -117,6 +138,16 @@ StepArguments EngineStep::arguments() {
     if (!problem_.spec.forward_only) arguments.backward.push_back(backward_inputs(rank));
   }
   return arguments;
+}
+
+void EngineStep::run(Workspace& workspace) {
+  const StepArguments passes = arguments();
+  mirror_.upload();
+  workspace.build_schedule(passes.ids, passes.schedules);
+  workspace.forward(passes.forward);
+  if (!problem_.spec.forward_only) workspace.backward(passes.backward, problem_.spec.gradient_mode);
+  mirror_.download();
+  workspace.check();
 }
 
 LayerTensors EngineStep::collect() const {
@@ -160,8 +191,8 @@ void EngineStep::reset_gradients(GradientBuffer& buffer, const std::vector<float
 }
 
 void* EngineStep::gradient_at(GradientBuffer& buffer, std::int64_t offset) const {
-  if (gradients_are_bf16()) return at(buffer.as_bf16, offset);
-  return at(buffer.as_fp32, offset);
+  if (gradients_are_bf16()) return mirror_.of(at(buffer.as_bf16, offset));
+  return mirror_.of(at(buffer.as_fp32, offset));
 }
 
 std::vector<float> EngineStep::gradient_values(const GradientBuffer& buffer) const {
@@ -186,8 +217,9 @@ std::vector<ExpertWeights> EngineStep::expert_weights(int rank) const {
   const std::int32_t local_experts = problem_.shape.num_experts / num_ranks_;
   std::vector<ExpertWeights> experts;
   for (std::int64_t e = rank * local_experts; e < (rank + 1) * local_experts; ++e) {
-    experts.push_back(
-        {problem_.w13.data() + 2 * e * size, problem_.w13.data() + (2 * e + 1) * size, problem_.w2.data() + e * size});
+    experts.push_back({mirror_.of(problem_.w13.data() + 2 * e * size),
+                       mirror_.of(problem_.w13.data() + (2 * e + 1) * size),
+                       mirror_.of(problem_.w2.data() + e * size)});
   }
   return experts;
 }
@@ -195,14 +227,15 @@ std::vector<ExpertWeights> EngineStep::expert_weights(int rank) const {
 ExpertWeights EngineStep::shared_weights() const {
   const std::int64_t size = problem_.shape.shared_intermediate * problem_.shape.hidden;
   if (size == 0) return {};
-  return {problem_.shared_w13.data(), problem_.shared_w13.data() + size, problem_.shared_w2.data()};
+  return {mirror_.of(problem_.shared_w13.data()), mirror_.of(problem_.shared_w13.data() + size),
+          mirror_.of(problem_.shared_w2.data())};
 }
 
 SavedTensors EngineStep::saved(int rank) {
   const LayerShape& shape = problem_.shape;
-  return {at(saved_gate_up_, rank * saved_rows_ * 2 * shape.intermediate),
-          at(saved_x_, rank * saved_rows_ * shape.hidden),
-          at(saved_shared_gate_up_, first_token_[rank] * 2 * shape.shared_intermediate)};
+  return {mirror_.of(at(saved_gate_up_, rank * saved_rows_ * 2 * shape.intermediate)),
+          mirror_.of(at(saved_x_, rank * saved_rows_ * shape.hidden)),
+          mirror_.of(at(saved_shared_gate_up_, first_token_[rank] * 2 * shape.shared_intermediate))};
 }
 
 }  // namespace clowder::check

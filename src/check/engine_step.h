@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "check/device_mirror.h"
 #include "check/problem.h"
 #include "check/report.h"
 #include "clowder/layer.h"
@@ -24,16 +25,22 @@ struct StepArguments {
 class EngineStep {
  public:
   // `workspace` decides the sizes of the schedule and of what is saved.
-  EngineStep(const Problem& problem, const Workspace& workspace, bool keep_x);
+  EngineStep(const Problem& problem, const Workspace& workspace, bool keep_x, EngineKind engine = EngineKind::kCpu);
 
   // Outputs become NaN, accumulated gradients the main gradients.
   void reset();
 
+  // Pointers are those that the engine wants.
   ExpertIds ids(int rank) const;
   std::int32_t* schedule(int rank);
   ForwardInputs forward_inputs(int rank);
   BackwardInputs backward_inputs(int rank);
   StepArguments arguments();
+
+  // Schedule, forward and backward (unless forward_only) of all ranks at once, on a workspace that drives them all.
+  void run(Workspace& workspace);
+  // The words of a rank's schedule as the last run left them.
+  const std::int32_t* finished_schedule(int rank) const { return schedules_.data() + rank * schedule_words_; }
 
   // Shared experts' gradients summed in fp32 in rank order and rounded once to their type.
   LayerTensors collect() const;
@@ -47,6 +54,8 @@ class EngineStep {
     std::vector<float> as_fp32;
   };
 
+  void allocate_backward(bool keep_x);
+  void add_to_mirror();
   bool gradients_are_bf16() const { return is_bf16(problem_.spec.gradient_mode); }
   GradientBuffer make_gradients(std::int64_t count) const;
   void reset_gradients(GradientBuffer& buffer, const std::vector<float>& main) const;
@@ -67,6 +76,7 @@ class EngineStep {
   std::vector<bf16> out_, dx_;
   std::vector<float> dtopk_weights_;
   GradientBuffer dw13_, dw2_, dshared_w13_, dshared_w2_;
+  DeviceMirror mirror_;
 };
 
 }  // namespace clowder::check

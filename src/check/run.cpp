@@ -51,10 +51,10 @@ std::int64_t part_of(std::int64_t rows, const RowCount& count) {
   return (rows * count.numerator + count.denominator - 1) / count.denominator;
 }
 
-std::int64_t resolve_ring(const Problem& problem, const RowCount& count) {
+std::int64_t resolve_ring(const Problem& problem, const RowCount& count, EngineKind engine) {
   const std::vector<std::int64_t> received = received_rows(problem);
   const std::int64_t most = *std::max_element(received.begin(), received.end());
-  const std::int64_t least = Workspace::min_ring_rows();
+  const std::int64_t least = Workspace::min_ring_rows(engine);
   switch (count.kind) {
     case RowCount::Kind::kDefault:
       return WorkspaceOptions::kDefault;
@@ -90,15 +90,6 @@ std::int64_t resolve_saved(const Problem& problem, const RowCount& count) {
   return WorkspaceOptions::kDefault;
 }
 
-// Schedule, forward and backward of all ranks at once; returns the number of skipped ids.
-std::int64_t run_step(const Problem& problem, Workspace& workspace, EngineStep& step) {
-  const StepArguments arguments = step.arguments();
-  workspace.build_schedule(arguments.ids, arguments.schedules);
-  workspace.forward(arguments.forward);
-  if (!problem.spec.forward_only) workspace.backward(arguments.backward, problem.spec.gradient_mode);
-  return summarise(problem.shape, problem.spec.num_ranks(), arguments.schedules[0]).skipped_ids;
-}
-
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Runs the repeats and fills in everything of `report` but the tensors, which it returns.
@@ -114,12 +105,13 @@ LayerTensors run_engine(const Problem& problem, const RunOptions& options, Repor
       workspace.reset();
       workspace = std::make_unique<Workspace>(problem.shape, make_virtual_group(problem.spec.num_ranks()),
                                               make_workspace_options(problem, options, repeat));
-      step = std::make_unique<EngineStep>(problem, *workspace, options.workspace.keep_x);
+      step = std::make_unique<EngineStep>(problem, *workspace, options.workspace.keep_x, options.workspace.engine);
     }
     step->reset();
     const Clock::time_point start = Clock::now();
-    report.skipped_ids = run_step(problem, *workspace, *step);
+    step->run(*workspace);
     report.seconds += seconds_since(start) / options.repeat;
+    report.skipped_ids = summarise(problem.shape, problem.spec.num_ranks(), step->finished_schedule(0)).skipped_ids;
     if (repeat == 0) {
       tensors = step->collect();
       first_digest = step->digest_of_everything();
@@ -180,7 +172,7 @@ LostRank parse_lost_rank(const std::string& text) {
 
 WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat) {
   WorkspaceOptions result = options.workspace;
-  result.ring_rows = resolve_ring(problem, options.ring_rows);
+  result.ring_rows = resolve_ring(problem, options.ring_rows, options.workspace.engine);
   result.saved_rows = resolve_saved(problem, options.saved_rows);
   if (options.jitter) result.jitter_seed = mix_bits(problem.spec.seed * 1024 + static_cast<std::uint64_t>(repeat)) | 1u;
   return result;
@@ -191,7 +183,7 @@ Report run_check(const ProblemSpec& spec, const RunOptions& options) {
   options.progress("data");
   const Problem problem = make_problem(spec, options.threads);
   Report report;
-  report.engine = "cpu";
+  report.engine = to_string(options.workspace.engine);
   report.expected_skipped_ids = count_skipped_ids(problem);
   options.progress("engine");
   const LayerTensors tensors = run_engine(problem, options, report);

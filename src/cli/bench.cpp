@@ -55,7 +55,7 @@ void print(const std::vector<bench::Row>& rows, bool json) {
 std::vector<bench::Row> time_passes(Arguments& arguments, const std::vector<bench::TimedPass>& passes) {
   const ProgressLine progress("bench", arguments.options);
   arguments.options.progress("data");
-  const auto layer = bench::make_cpu_layer(arguments.spec, arguments.options);
+  const auto layer = bench::make_layer(arguments.spec, arguments.options);
   std::vector<bench::Row> rows;
   for (const bench::TimedPass pass : passes) {
     arguments.options.progress(bench::to_string(pass));

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "engine/engine.h"
 #include "model/activation/name.h"
 
 namespace clowder::cli {
@@ -21,10 +22,11 @@ std::int64_t parse_tokens_of_rank(const std::string& text, const std::string& al
               "tokens: \"" + all + "\", must be a total or one number a rank, as in 256 or 17,16,7,1");
 }
 
-void require_engine(const std::string& engine) {
-  if (engine == "cpu") return;
-  if (engine == "sm90") throw Error(ErrorCode::kUnsupported, "engine: this build has no sm90 engine; use --engine cpu");
-  throw Error(ErrorCode::kArgument, "engine: \"" + engine + "\", must be cpu or sm90");
+EngineKind parse_engine(const std::string& name) {
+  for (const EngineKind kind : {EngineKind::kCpu, EngineKind::kSm90}) {
+    if (name == to_string(kind)) return kind;
+  }
+  throw Error(ErrorCode::kArgument, "engine: \"" + name + "\", must be cpu or sm90");
 }
 
 bool shows_progress() { return isatty(fileno(stderr)) != 0; }
@@ -44,7 +46,8 @@ std::vector<std::int64_t> parse_tokens(const std::string& text, int ranks) {
 }
 
 void interpret(LayerArguments& arguments) {
-  require_engine(arguments.engine);
+  arguments.options.workspace.engine = parse_engine(arguments.engine);
+  engine_type(arguments.options.workspace.engine);  // throws, before any work, where it is not built
   check::ProblemSpec& spec = arguments.spec;
   spec.tokens_per_rank = parse_tokens(arguments.tokens, arguments.ranks);
   spec.activation = parse_activation(arguments.activation);

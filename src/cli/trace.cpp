@@ -25,7 +25,7 @@ int run(Arguments& arguments, bool json) {
   {
     const ProgressLine progress("trace", arguments.options);
     arguments.options.progress("engine");
-    report = bench::run_cpu_trace(arguments.spec, arguments.options, pass, arguments.file);
+    report = bench::run_trace(arguments.spec, arguments.options, pass, arguments.file);
   }
   std::printf("%s%s", (json ? bench::to_json(report) : bench::to_text(report)).c_str(), json ? "\n" : "");
   return kFine;

@@ -16,4 +16,14 @@ const char* to_string(ErrorCode code) {
   return "internal";
 }
 
+const char* to_string(EngineKind kind) {
+  switch (kind) {
+    case EngineKind::kCpu:
+      return "cpu";
+    case EngineKind::kSm90:
+      return "sm90";
+  }
+  return "unknown";
+}
+
 }  // namespace clowder

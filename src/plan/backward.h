@@ -75,9 +75,10 @@ CLOWDER_HD inline void emit_recompute(const PassShape& shape, std::int32_t rank_
   const std::int32_t end = blocks.chunk_begin[chunk + 1];
   while (block < end && is_saved(shape, rank, block)) ++block;
   while (block < end) {
-    const std::int32_t expert_end = blocks.expert_block_begin[blocks.block_expert[block] + 1];
+    const std::int32_t expert = blocks.block_expert[block];
+    const std::int32_t expert_end = blocks.expert_block_begin[expert + 1];
     const std::int32_t stop = expert_end < end ? expert_end : end;
-    emit_math(sink, TaskKind::kRecompute, rank_index, block, stop - block, shape.tiles.up);
+    emit_math(sink, TaskKind::kRecompute, rank_index, block, stop - block, shape.tiles.up, expert);
     block = stop;
   }
 }
@@ -105,13 +106,13 @@ CLOWDER_HD inline void emit_routed_gradients(const PassShape& shape, RankPass* r
 template <class Sink>
 CLOWDER_HD inline void emit_backward(const PassShape& shape, RankPass* ranks, std::int32_t num_ranks, Sink& sink) {
   const bool routed = shape.needs_routed();
-  emit_copies(ranks, num_ranks, routed, sink);
+  emit_copies(shape, ranks, num_ranks, routed && shape.pull_pieces > 0, sink);
 
   for (std::int32_t r = 0; r < num_ranks; ++r) {
     reset_weights(ranks[r]);
-    ranks[r].num_remote_tasks = routed ? ranks[r].blocks.num_blocks * (1 + shape.input_tiles()) : 0;
+    ranks[r].num_remote_tasks = routed ? ranks[r].blocks.num_blocks * (shape.pull_pieces + shape.input_tiles()) : 0;
     if (shape.needs_shared_hidden()) {
-      emit_math(sink, TaskKind::kSharedHidden, r, 0, token_blocks(shape, ranks[r]), shape.tiles.shared_hidden);
+      emit_tokens(shape, sink, TaskKind::kSharedHidden, r, ranks[r], shape.tiles.shared_hidden);
     }
   }
   if (routed) emit_routed_gradients(shape, ranks, num_ranks, sink);
@@ -126,7 +127,7 @@ CLOWDER_HD inline void emit_backward(const PassShape& shape, RankPass* ranks, st
     }
   }
   for (std::int32_t r = 0; r < num_ranks; ++r) {
-    emit_math(sink, TaskKind::kInputSum, r, 0, token_blocks(shape, ranks[r]), shape.input_sum_tiles());
+    emit_tokens(shape, sink, TaskKind::kInputSum, r, ranks[r], shape.input_sum_tiles());
   }
 }
 

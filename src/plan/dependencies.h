@@ -26,7 +26,7 @@ CLOWDER_HD inline void visit_forward_waits(const PassShape& shape, const RankPas
       if (reused >= 0) visitor.counter(CounterKind::kUp, reused, tiles.up);
       break;
     case TaskKind::kUp:
-      visitor.counter(CounterKind::kPulled, block, 1);
+      if (shape.pull_pieces > 0) visitor.counter(CounterKind::kPulled, block, shape.pull_pieces);
       if (reused >= 0) visitor.counter(CounterKind::kDown, reused, tiles.down);
       break;
     case TaskKind::kDown:
@@ -71,10 +71,10 @@ CLOWDER_HD inline void visit_backward_waits(const PassShape& shape, const RankPa
       if (reused >= 0) visit_pulled_rows_free(shape, rank, reused, visitor);
       break;
     case TaskKind::kRecompute:
-      visitor.counter(CounterKind::kPulled, block, 1);
+      visitor.counter(CounterKind::kPulled, block, shape.pull_pieces);
       break;
     case TaskKind::kHidden:
-      visitor.counter(CounterKind::kPulled, block, 1);
+      visitor.counter(CounterKind::kPulled, block, shape.pull_pieces);
       if (!is_saved(shape, rank, block)) visitor.counter(CounterKind::kUp, block, tiles.up);
       if (reused >= 0 && shape.input_tiles() > 0) visitor.counter(CounterKind::kInput, reused, shape.input_tiles());
       break;

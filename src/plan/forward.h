@@ -10,13 +10,11 @@ namespace clowder::plan {
 
 template <class Sink>
 CLOWDER_HD inline void emit_forward(const PassShape& shape, RankPass* ranks, std::int32_t num_ranks, Sink& sink) {
-  emit_copies(ranks, num_ranks, true, sink);
+  emit_copies(shape, ranks, num_ranks, shape.pull_pieces > 0, sink);
 
   for (std::int32_t r = 0; r < num_ranks; ++r) {
-    ranks[r].num_remote_tasks = ranks[r].blocks.num_blocks * (1 + shape.tiles.down);
-    if (shape.has_shared) {
-      emit_math(sink, TaskKind::kSharedUp, r, 0, token_blocks(shape, ranks[r]), shape.tiles.shared_up);
-    }
+    ranks[r].num_remote_tasks = ranks[r].blocks.num_blocks * (shape.pull_pieces + shape.tiles.down);
+    if (shape.has_shared) emit_tokens(shape, sink, TaskKind::kSharedUp, r, ranks[r], shape.tiles.shared_up);
   }
   const std::int32_t chunks = most_chunks(ranks, num_ranks);
   for (std::int32_t q = 0; q <= chunks; ++q) {
@@ -26,7 +24,7 @@ CLOWDER_HD inline void emit_forward(const PassShape& shape, RankPass* ranks, std
     }
   }
   for (std::int32_t r = 0; r < num_ranks; ++r) {
-    emit_math(sink, TaskKind::kOut, r, 0, token_blocks(shape, ranks[r]), shape.tiles.out);
+    emit_tokens(shape, sink, TaskKind::kOut, r, ranks[r], shape.tiles.out);
   }
 }
 

@@ -41,6 +41,7 @@ struct PassShape {
   std::int64_t saved_rows = 0;  // of one rank
   bool has_shared = false;
   bool keep_x = false;
+  std::int32_t pull_pieces = 1;  // copy tasks that pull one row block; 0: rows are read where they stand
   TileCounts tiles;
   Needs needs;  // of backward only
 
@@ -118,24 +119,25 @@ CLOWDER_HD inline bool has_kept_x(const PassShape& shape, const RankPass& rank, 
 // where arrays have to be sized first, so a sink may only count.
 template <class Sink>
 CLOWDER_HD inline void emit_copy(Sink& sink, TaskKind kind, std::int32_t rank, std::int32_t first_block = 0,
-                                 std::int32_t num_blocks = 1) {
+                                 std::int32_t num_blocks = 1, std::int32_t num_pieces = 1) {
   if (num_blocks <= 0) return;
   Segment segment;
   segment.kind = kind;
   segment.rank = rank;
   segment.first_block = first_block;
   segment.num_blocks = num_blocks;
-  segment.num_tiles = 1;
+  segment.num_tiles = num_pieces;
   sink.copy(segment);
 }
 
 template <class Sink>
 CLOWDER_HD inline void emit_math(Sink& sink, TaskKind kind, std::int32_t rank, std::int32_t first_block,
-                                 std::int32_t num_blocks, std::int32_t num_tiles) {
+                                 std::int32_t num_blocks, std::int32_t num_tiles, std::int32_t expert = -1) {
   if (num_blocks <= 0 || num_tiles <= 0) return;
   Segment segment;
   segment.kind = kind;
   segment.rank = rank;
+  segment.expert = expert;
   segment.first_block = first_block;
   segment.num_blocks = num_blocks;
   segment.num_tiles = num_tiles;
@@ -150,10 +152,24 @@ CLOWDER_HD inline void emit_chunk(Sink& sink, TaskKind kind, std::int32_t rank_i
   const std::int32_t end = rank.blocks.chunk_begin[chunk + 1];
   std::int32_t block = rank.blocks.chunk_begin[chunk];
   while (block < end) {
-    const std::int32_t expert_end = rank.blocks.expert_block_begin[rank.blocks.block_expert[block] + 1];
+    const std::int32_t expert = rank.blocks.block_expert[block];
+    const std::int32_t expert_end = rank.blocks.expert_block_begin[expert + 1];
     const std::int32_t stop = expert_end < end ? expert_end : end;
-    emit_math(sink, kind, rank_index, block, stop - block, num_tiles);
+    emit_math(sink, kind, rank_index, block, stop - block, num_tiles, expert);
     block = stop;
+  }
+}
+
+// Tasks of `kind` for the blocks of a rank's tokens. Groups of a chunk's size, so that their rows stay in the cache
+// while all tiles of the weights pass.
+template <class Sink>
+CLOWDER_HD inline void emit_tokens(const PassShape& shape, Sink& sink, TaskKind kind, std::int32_t rank_index,
+                                   const RankPass& rank, std::int32_t num_tiles) {
+  const std::int32_t end = token_blocks(shape, rank);
+  for (std::int32_t first = 0; first < end; first += shape.ring.chunk_blocks) {
+    const std::int32_t rest = end - first;
+    emit_math(sink, kind, rank_index, first, rest < shape.ring.chunk_blocks ? rest : shape.ring.chunk_blocks,
+              num_tiles);
   }
 }
 
@@ -167,14 +183,15 @@ CLOWDER_HD inline std::int32_t most_chunks(const RankPass* ranks, std::int32_t n
 
 // The copy queue is the same for both directions: inputs out, row blocks in, chunk by chunk over the ranks; then done.
 template <class Sink>
-CLOWDER_HD inline void emit_copies(const RankPass* ranks, std::int32_t num_ranks, bool pulls, Sink& sink) {
+CLOWDER_HD inline void emit_copies(const PassShape& shape, const RankPass* ranks, std::int32_t num_ranks, bool pulls,
+                                   Sink& sink) {
   for (std::int32_t r = 0; r < num_ranks; ++r) emit_copy(sink, TaskKind::kStageInputs, r);
   const std::int32_t chunks = pulls ? most_chunks(ranks, num_ranks) : 0;
   for (std::int32_t q = 0; q < chunks; ++q) {
     for (std::int32_t r = 0; r < num_ranks; ++r) {
       if (q >= ranks[r].blocks.num_chunks) continue;
       const std::int32_t begin = ranks[r].blocks.chunk_begin[q];
-      emit_copy(sink, TaskKind::kPull, r, begin, ranks[r].blocks.chunk_begin[q + 1] - begin);
+      emit_copy(sink, TaskKind::kPull, r, begin, ranks[r].blocks.chunk_begin[q + 1] - begin, shape.pull_pieces);
     }
   }
   for (std::int32_t r = 0; r < num_ranks; ++r) emit_copy(sink, TaskKind::kPublishDone, r);

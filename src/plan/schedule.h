@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "clowder/types.h"
 #include "model/canonical_order.h"
 #include "model/host_device.h"
 
@@ -38,6 +39,10 @@ struct ScheduleShape {
   }
 };
 
+inline ScheduleShape make_schedule_shape(const LayerShape& shape, int num_ranks) {
+  return {num_ranks, shape.num_experts, shape.topk, static_cast<std::int32_t>(shape.max_tokens)};
+}
+
 // A row's origin: the slot (token * K + slot) of a source rank.
 struct RowSource {
   std::int32_t rank;
@@ -60,9 +65,9 @@ struct BasicScheduleView {
   CLOWDER_HD std::int32_t num_rows() const { return expert_row_begin[shape.experts_per_rank()]; }
 
   CLOWDER_HD RowSource source(std::int64_t row) const {
-    const std::int64_t per_rank = shape.slots_per_rank();
-    return RowSource{static_cast<std::int32_t>(row_source[row] / per_rank),
-                     static_cast<std::int32_t>(row_source[row] % per_rank)};
+    // row_source counts all ranks' slots in 32 bits, and a GPU divides those much faster than 64.
+    const auto per_rank = static_cast<std::int32_t>(shape.slots_per_rank());
+    return RowSource{row_source[row] / per_rank, row_source[row] % per_rank};
   }
 
   CLOWDER_HD bool has_route(std::int64_t token, std::int32_t slot) const {

@@ -39,7 +39,7 @@ const char* to_string(TaskKind kind);
 
 // Counters are local to a rank, count finished tasks, and are zero when a pass begins.
 enum class CounterKind : std::int32_t {
-  kPulled,      // per row block: 1 when its rows stand in the ring
+  kPulled,      // per row block: pieces that stand in the ring
   kUp,          // per row block: gate/up tiles (in backward: recomputed ones)
   kDown,        // per row block: down tiles
   kHidden,      // per row block: hidden-gradient tiles
@@ -58,16 +58,17 @@ inline constexpr int kNumFlagKinds = static_cast<int>(FlagKind::kDone) + 1;
 const char* to_string(FlagKind kind);
 
 // A run of tasks of one kind, rank and expert that stand one after the other in a queue. Tasks of a segment are ordered
-// tile by tile, and block by block within a tile, so that neighbours share a weight tile.
+// tile by tile, and block by block within a tile, so that neighbours share a weight tile. Pulls go block by block, and
+// piece by piece within a block, so that the first block is there early.
 struct Segment {
   std::int64_t first_ticket = 0;
   TaskKind kind = TaskKind::kFinish;
   std::int32_t rank = 0;         // index into the ranks of this queue
   std::int32_t first_block = 0;  // row block or token block
   std::int32_t num_blocks = 0;
-  std::int32_t num_tiles = 0;
+  std::int32_t num_tiles = 0;   // column tiles, or pieces of a pull
+  std::int32_t expert = -1;     // of the rank; -1 where there is none
   // Of kWeight only.
-  std::int32_t expert = -1;
   std::int32_t weight_segment = -1;  // its number among the rank's kWeight segments
   std::int32_t carry_index = -1;     // partial segments of this rank before it; -1 when it is the expert's only one
   bool first_part = true;            // sums start at zero; otherwise at the carry
@@ -108,6 +109,9 @@ CLOWDER_HD inline Task find_task(const Queue& queue, std::int64_t ticket, std::i
   if (segment.kind == TaskKind::kWeight || segment.kind == TaskKind::kSharedWeight) {
     task.block = segment.first_block;
     task.tile = static_cast<std::int32_t>(index);
+  } else if (segment.kind == TaskKind::kPull) {
+    task.block = segment.first_block + static_cast<std::int32_t>(index / segment.num_tiles);
+    task.tile = static_cast<std::int32_t>(index % segment.num_tiles);
   } else {
     task.block = segment.first_block + static_cast<std::int32_t>(index % segment.num_blocks);
     task.tile = static_cast<std::int32_t>(index / segment.num_blocks);

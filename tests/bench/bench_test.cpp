@@ -88,7 +88,7 @@ check::ProblemSpec small_spec() {
 }
 
 TEST(BenchRow, HoldsWhatWasMeasuredAndNothingElse) {
-  const auto layer = make_cpu_layer(small_spec(), {});
+  const auto layer = make_layer(small_spec(), {});
   Row row;
   row.engine = "cpu";
   row.spec = small_spec();

@@ -57,10 +57,7 @@ std::string LayerCase::step() { return step(problem_); }
 std::string LayerCase::step(const check::Problem& problem) {
   check::EngineStep step(problem, *workspace_, options_.keep_x);
   step.reset();
-  const check::StepArguments arguments = step.arguments();
-  workspace_->build_schedule(arguments.ids, arguments.schedules);
-  workspace_->forward(arguments.forward);
-  workspace_->backward(arguments.backward, problem.spec.gradient_mode);
+  step.run(*workspace_);
   tensors_ = step.collect();
   return step.digest_of_everything();
 }

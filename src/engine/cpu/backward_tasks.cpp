@@ -66,10 +66,6 @@ void BackwardTasks::execute(const plan::Task& task, const Scratch& scratch) {
   }
 }
 
-const ExpertWeights& BackwardTasks::block_weights(const plan::Task& task) const {
-  return inputs(task).experts[static_cast<std::size_t>(view(task).pass->blocks.block_expert[task.block])];
-}
-
 void BackwardTasks::stage_inputs(const plan::Task& task) const {
   const RankView& rank = view(task);
   if (!has_peers() || num_tokens(rank) == 0) return;
@@ -119,7 +115,8 @@ void BackwardTasks::recompute(const plan::Task& task, const Scratch& scratch) co
   const std::int64_t width = shape_.intermediate;
   const auto x = consecutive_rows(rank.buffers->x.data() + block.ring_row * shape_.hidden, shape_.hidden, block.count);
   const Rows<bf16> gate_up = recomputed_rows(rank, block);
-  gate_up_tile(x, block_weights(task), width, tile_range(task.tile, kHiddenTile, width), &gate_up, nullptr, scratch);
+  gate_up_tile(x, block_weights(inputs(task).experts, task), width, tile_range(task.tile, kHiddenTile, width), &gate_up,
+               nullptr, scratch);
 }
 
 void BackwardTasks::hidden_tile(const HiddenRows& rows, const bf16* w2, std::int64_t width, const Range& tile,
@@ -161,7 +158,8 @@ void BackwardTasks::hidden(const plan::Task& task, const Scratch& scratch) const
   float weights[kLanes] = {};
   std::copy_n(buffers.weights.data() + block.ring_row, block.count, weights);
   float* dw = buffers.dw_partials.data() + (block.ring_row * pass_.tiles.hidden + task.tile * kLanes);
-  hidden_tile(rows, block_weights(task).w2, width, tile_range(task.tile, kHiddenTile, width), weights, dw, scratch);
+  hidden_tile(rows, block_weights(inputs(task).experts, task).w2, width, tile_range(task.tile, kHiddenTile, width),
+              weights, dw, scratch);
 }
 
 void BackwardTasks::shared_hidden(const plan::Task& task, const Scratch& scratch) const {
@@ -206,7 +204,8 @@ void BackwardTasks::input(const plan::Task& task, const Scratch& scratch) const 
   const std::int64_t width = shape_.intermediate;
   const Range tile = tile_range(task.tile, kOutputTile, shape_.hidden);
   const bf16* gradient = rank.buffers->gate_up_gradient.data() + block.ring_row * 2 * width;
-  input_tile(consecutive_rows(gradient, 2 * width, block.count), block_weights(task), width, tile, scratch);
+  input_tile(consecutive_rows(gradient, 2 * width, block.count), block_weights(inputs(task).experts, task), width, tile,
+             scratch);
   scratch.recorder->turn_to(Role::kEpilogue);
   kernels_.unpack_rows(scratch.sums, tile.size, block.count, slot_rows(rank, block).columns_from(tile.begin).at);
 }

@@ -32,7 +32,6 @@ class BackwardTasks : public PassTasks {
   };
 
   const BackwardInputs& inputs(const plan::Task& task) const { return inputs_[static_cast<std::size_t>(task.rank())]; }
-  const ExpertWeights& block_weights(const plan::Task& task) const;
 
   void stage_inputs(const plan::Task& task) const;
   void pull(const plan::Task& task) const;

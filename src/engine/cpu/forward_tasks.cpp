@@ -70,8 +70,8 @@ void ForwardTasks::up(const plan::Task& task, const Scratch& scratch) const {
   Rows<bf16> saved;
   const bool is_saved = plan::is_saved(pass_, *rank.pass, task.block);
   if (is_saved) saved = consecutive_rows(in.saved.gate_up + block.first_row * 2 * width, 2 * width, block.count);
-  const ExpertWeights& weights = in.experts[static_cast<std::size_t>(rank.pass->blocks.block_expert[task.block])];
-  gate_up_tile(x, weights, width, tile_range(task.tile, kHiddenTile, width), is_saved ? &saved : nullptr, &h, scratch);
+  gate_up_tile(x, block_weights(in.experts, task), width, tile_range(task.tile, kHiddenTile, width),
+               is_saved ? &saved : nullptr, &h, scratch);
 }
 
 void ForwardTasks::down(const plan::Task& task, const Scratch& scratch) const {
@@ -80,7 +80,7 @@ void ForwardTasks::down(const plan::Task& task, const Scratch& scratch) const {
   const std::int64_t width = shape_.intermediate;
   const Range tile = tile_range(task.tile, kOutputTile, shape_.hidden);
   const auto h = consecutive_rows(rank.buffers->h.data() + block.ring_row * width, width, block.count);
-  const bf16* w2 = inputs(task).experts[static_cast<std::size_t>(rank.pass->blocks.block_expert[task.block])].w2;
+  const bf16* w2 = block_weights(inputs(task).experts, task).w2;
   product(h, {w2 + tile.begin * width, width, WeightLayout::kOutputsByTerms}, static_cast<int>(width), tile.size,
           scratch, scratch.sums);
   scratch.recorder->turn_to(Role::kEpilogue);

@@ -72,6 +72,10 @@ class PassTasks : public TaskBodies {
   std::int64_t num_tokens(const RankView& rank) const { return rank.pass->num_tokens; }
 
   Block row_block(const RankView& rank, std::int32_t block) const;
+  // Of the expert, among its rank's `experts`, whose rows the task's block holds.
+  const ExpertWeights& block_weights(const std::vector<ExpertWeights>& experts, const plan::Task& task) const {
+    return experts[static_cast<std::size_t>(view(task).pass->blocks.block_expert[task.block])];
+  }
   Block token_block(const RankView& rank, std::int32_t block) const;
 
   // Where row i of the block comes from and goes back to.
