@@ -3,60 +3,45 @@
 // tells the cluster to leave.
 #pragma once
 
-#include "engine/sm90/params.h"
-#include "engine/sm90/shared_memory.cuh"
+#include "engine/sm90/records.cuh"
+#include "engine/sm90/signal.cuh"
 #include "engine/sm90/wait.cuh"
 #include "plan/cluster.h"
 #include "plan/dependencies.h"
 
 namespace clowder::sm90 {
 
-// A role's walk over the records of its block.
-class RecordReader {
- public:
-  __device__ RecordReader(const SharedMemory& memory, const SharedAddresses& shared)
-      : memory_(memory), shared_(shared), place_(0) {}
-
-  __device__ bool is_published() const { return barrier_try_wait_cluster(shared_.published(place_.index), place_.parity); }
-  __device__ void wait() const {
-    while (!is_published()) {
-    }
-  }
-  __device__ const TaskRecord& record() const { return memory_.records[place_.index]; }
-  __device__ std::uint32_t index() const { return place_.index; }
-  __device__ void advance() { place_.advance(); }
-
- private:
-  const SharedMemory& memory_;
-  const SharedAddresses& shared_;
-  RingPlace<kRecords> place_;
-};
-
-// This role, by one thread of it, needs record `index` no more.
-__device__ __forceinline__ void release_record(const SharedAddresses& shared, std::uint32_t index) {
-  barrier_arrive_at(shared.drained(index), 0);
-}
-
 template <class Params>
 class Feed {
  public:
-  __device__ Feed(const Params& params, const SharedAddresses& shared, int lane)
-      : params_(params), shared_(shared), lane_(lane), queue_(*params.math) {}
+  __device__ Feed(const Params& params, const SharedMemory& memory, const SharedAddresses& shared, int lane)
+      : params_(params),
+        shared_(shared),
+        signaller_(params, memory, shared, lane),
+        lane_(lane),
+        queue_(*params.math) {}
 
-  // The whole warp.
+  // The whole warp. Whatever it waits for, it keeps passing on results: others, and this feed's own next task, may wait
+  // for them.
   __device__ void run() {
     RingPlace<kRecords> place(1);
     for (bool goes_on = true; goes_on; place.advance()) {
-      barrier_wait(shared_.drained(place.index), place.parity);
+      while (!__all_sync(~0u, barrier_try_wait(shared_.drained(place.index()), place.parity()))) pass_on();
       TaskRecord record{};
       goes_on = next(record);
       if (!goes_on) record.kind = TaskRecord::kLeave;
-      if (lane_ < kClusterBlocks) publish(record, place.index);
+      if (lane_ < kClusterBlocks) publish(record, place.index());
       __syncwarp();
+      if (goes_on) ++num_unstored_;
     }
+    while (num_unstored_ > 0) pass_on();
   }
 
  private:
+  __device__ void pass_on() {
+    if (num_unstored_ > 0 && signaller_.poll()) --num_unstored_;
+  }
+
   // Lane b < kClusterBlocks gets the record of block b. False when there is no task left or a wait was given up.
   __device__ bool next(TaskRecord& record) {
     std::int32_t ticket = 0;
@@ -64,12 +49,28 @@ class Feed {
     ticket = __shfl_sync(~0u, ticket, 0);
     if (ticket >= queue_.num_tickets) return false;
     const plan::Segment& segment = find_segment(ticket);
-    bool is_ready = true;
+    plan::Task task;
     if (lane_ < kClusterBlocks) {
-      const plan::Task task = make_record(segment, ticket - static_cast<std::int32_t>(segment.first_ticket), record);
-      is_ready = !record.is_real() || wait_for_inputs(params_, params_.rank(record.rank()), task);
+      task = make_record(segment, ticket - static_cast<std::int32_t>(segment.first_ticket), record);
     }
-    return __all_sync(~0u, is_ready);
+    return wait_for_inputs(record, task);
+  }
+
+  // Every lane waits for what the task of its record needs. False: somebody gave up.
+  __device__ bool wait_for_inputs(const TaskRecord& record, const plan::Task& task) {
+    Patience patience(params_.watch);
+    for (;;) {
+      const Needed needed = lane_ < kClusterBlocks && record.is_real()
+                                ? find_missing(params_, params_.rank(record.rank()), task)
+                                : Needed{};
+      if (__all_sync(~0u, needed.is_there)) return true;
+      pass_on();
+      const bool goes_on = patience.goes_on();
+      if (!goes_on && patience.is_late() && !needed.is_there) {
+        give_up(params_.watch, params_.shape.pass, *params_.rank(record.rank()).schedule.rank, task.kind(), needed);
+      }
+      if (!__all_sync(~0u, goes_on)) return false;
+    }
   }
 
   // Tickets of one feed only grow, so the search starts where it last ended, 32 segments at a time.
@@ -131,6 +132,8 @@ class Feed {
 
   const Params& params_;
   const SharedAddresses& shared_;
+  Signaller<Params> signaller_;
+  int num_unstored_ = 0;  // published tasks whose results have not been passed on
   int lane_;
   plan::Queue queue_;
   std::int64_t cursor_ = 0;

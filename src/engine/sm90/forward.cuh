@@ -1,9 +1,9 @@
 // The forward pass of a layer in one kernel. The story of a block:
 //
 // Two blocks are a cluster. The leader's feed warp takes tickets and publishes their tasks to both (feed.cuh). In each
-// block the load warp brings operands into four stages (load.cuh), the agents gather rows of x (gather.cuh), and two
-// math warpgroups multiply, store results behind the next tile, sum slots and signal (math.cuh, drain.cuh). All leave
-// when the feed says so, and no block before its partner.
+// block the load warp brings operands into four stages (load.cuh), the agents gather rows of x (gather.cuh), two math
+// warpgroups multiply, sum slots, and store results behind the next tile (math.cuh, drain.cuh), and the feed warp tells
+// others that they are there (signal.cuh). All leave when the feed says so, and no block before its partner.
 #pragma once
 
 #include "engine/sm90/feed.cuh"
@@ -22,7 +22,10 @@ __device__ __forceinline__ void init_barriers(const SharedAddresses& shared) {
   }
   for (int i = 0; i < kRecords; ++i) {
     barrier_init(shared.published(i), 1);
-    barrier_init(shared.drained(i), kClusterBlocks * (1 + kAgentWarps + kMathWarps));
+    barrier_init(shared.targeted(i), kAgentWarps);
+    barrier_init(shared.stored(i), kMathWarps);
+    // By the load warp, the agents, and the feed warp for the math warps.
+    barrier_init(shared.drained(i), kClusterBlocks * (1 + kAgentWarps + 1));
   }
   fence_barrier_init();
 }
@@ -47,13 +50,17 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
     if (warp == kLoadWarp) {
       if (lane == 0) Loader<Params>(params, memory, shared).run();
     } else if (warp == kFeedWarp) {
-      if (cluster_rank() == 0) Feed<Params>(params, shared, lane).run();
+      if (cluster_rank() == 0) {
+        Feed<Params>(params, memory, shared, lane).run();
+      } else {
+        Signaller<Params>(params, memory, shared, lane).run();
+      }
     } else {
       Gatherer<Params>(params, memory, shared, warp - kFirstAgentWarp, lane).run();
     }
   } else {
     raise_registers<kMathRegisters>();
-    MathWarp<Params, GatedActivation>(params, memory, shared, activation, warp - kWarpgroupThreads / 32, lane).run();
+    MathWarp<Params, GatedActivation>(params, memory, shared, activation).run();
   }
   __syncwarp();
   cluster_sync();

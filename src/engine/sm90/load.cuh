@@ -5,7 +5,7 @@
 // agents instead (gather.cuh).
 #pragma once
 
-#include "engine/sm90/feed.cuh"
+#include "engine/sm90/records.cuh"
 
 namespace clowder::sm90 {
 
@@ -30,6 +30,19 @@ __device__ int steps_of(const Params& params, plan::TaskKind kind) {
 template <class Params>
 __device__ int sum_steps_of(const Params& params, plan::TaskKind kind) {
   return kind == plan::TaskKind::kOut ? params.topk : 0;
+}
+
+// Elements from row to row of what a tile's results are stored to.
+template <class Params>
+__device__ std::int64_t row_pitch(const Params& params, plan::TaskKind kind) {
+  switch (kind) {
+    case plan::TaskKind::kUp:
+      return 2 * params.intermediate;
+    case plan::TaskKind::kSharedUp:
+      return 2 * params.shared_intermediate;
+    default:
+      return params.hidden;
+  }
 }
 
 // What a block loads of a GEMM tile. The tile's columns are two halves, gate and up or neighbours.
@@ -96,7 +109,7 @@ class Loader {
     const int column = block_ == 0 ? operands.first_column[0] : operands.first_column[1];
     for (int term = 0; term < steps * kStepTerms; term += kStepTerms, stage_.advance()) {
       const std::uint32_t full = next_stage(operands.rows);
-      const std::uint32_t rows = shared_.stage(stage_.index);
+      const std::uint32_t rows = shared_.stage(stage_.index());
       if (operands.rows != nullptr) {
         load_box(rows, operands.rows, full, term, first_row);
         load_box(rows + kABytes / 2, operands.rows, full, term, first_row + kBlockRows / 2);
@@ -109,7 +122,7 @@ class Loader {
   __device__ void load_shared_rows(const TileOperands& operands, int first_row, int steps) {
     for (int term = 0; term < steps * kStepTerms; term += kStepTerms, stage_.advance()) {
       const std::uint32_t full = next_stage(operands.rows);
-      const std::uint32_t rows = shared_.stage(stage_.index);
+      const std::uint32_t rows = shared_.stage(stage_.index());
       if (operands.rows != nullptr) {
         load_box_multicast(rows + block_ * (kABytes / 2), operands.rows, full, term,
                            first_row + static_cast<int>(block_) * (kBlockRows / 2), kWholeCluster);
@@ -121,24 +134,24 @@ class Loader {
 
   // Waits until the next stage is empty, says what will land in it, and returns its barrier.
   __device__ std::uint32_t next_stage(const CUtensorMap* rows) {
-    barrier_wait(shared_.empty(stage_.index), stage_.parity);
-    const std::uint32_t full = shared_.full(stage_.index);
+    barrier_wait(shared_.empty(stage_.index()), stage_.parity());
+    const std::uint32_t full = shared_.full(stage_.index());
     barrier_expect(full, rows == nullptr ? 2 * kHalfBBytes : kStageBytes);
     if (rows != nullptr) barrier_arrive_many(full, kAgentThreads);
     return full;
   }
 
-  // For each 64 columns of the tile, every slot of the block's tokens in order.
+  // Every slot of the block's tokens in order, the tile's columns 64 at a time: neighbours in memory follow each other.
   __device__ void load_slots(const TaskRecord& record) {
     const CUtensorMap* slots = &params_.rank(record.rank()).slots;
-    for (int part = 0; part < kTileColumns / kBoxColumns; ++part) {
-      const int column = record.tile * kTileColumns + part * kBoxColumns;
-      for (int slot = 0; slot < params_.topk; ++slot) {
-        barrier_wait(shared_.empty(stage_.index), stage_.parity);
-        const std::uint32_t full = shared_.full(stage_.index);
+    for (int slot = 0; slot < params_.topk; ++slot) {
+      for (int part = 0; part < kTileColumns / kBoxColumns; ++part) {
+        const int column = record.tile * kTileColumns + part * kBoxColumns;
+        barrier_wait(shared_.empty(stage_.index()), stage_.parity());
+        const std::uint32_t full = shared_.full(stage_.index());
         barrier_expect(full, kABytes);
         barrier_arrive_many(full, kAgentThreads);
-        load_box_3d(shared_.stage(stage_.index), slots, full, column, slot, record.first_row);
+        load_box_3d(shared_.stage(stage_.index()), slots, full, column, slot, record.first_row);
         stage_.advance();
       }
     }

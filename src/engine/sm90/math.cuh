@@ -47,39 +47,41 @@ template <class Params, class GatedActivation>
 class MathWarp {
  public:
   __device__ MathWarp(const Params& params, SharedMemory& memory, const SharedAddresses& shared,
-                      const GatedActivation& activation, int warp, int lane)
+                      const GatedActivation& activation)
       : params_(params),
         shared_(shared),
-        reader_(memory, shared),
-        drain_(params, memory, shared, activation, warp, lane),
-        rows_(shared.stage(0) / 16 + warp / 4 * (kABytes / kMathWarpgroups / 16)),
-        marks_(memory, warp == 0 && lane == 0),
-        stage_(0),
-        warp_(warp),
-        lane_(lane) {}
+        record_(0),
+        drain_(params, memory, shared, activation),
+        marks_(memory),
+        stage_(0) {}
 
   __device__ __forceinline__ void run() {
-    for (;; reader_.advance()) {
+    // Of the next task, if it is there and hides stores; otherwise 0.
+    int steps = 0;
+    for (;; record_.advance()) {
       marks_.mark(&TileEvent::waits);
-      // A task that is not there yet may wait for what this warp still holds.
-      if (drain_.holds() && !(reader_.is_published() && hides_stores(reader_.record()))) drain_.all(results_);
-      reader_.wait();
-      const TaskRecord& record = reader_.record();
-      if (record.kind == TaskRecord::kLeave) break;
-      marks_.mark(&TileEvent::starts);
-      const plan::TaskKind kind = record.task_kind();
-      const int steps = steps_of(params_, kind);
-      if (!has_rows(record)) {
-        for (int i = steps + sum_steps_of(params_, kind) * (kTileColumns / kBoxColumns); i > 0; --i) skip_stage();
-        drain_.skip(record, reader_.index());
-        continue;
+      if (steps == 0) {
+        // The task may wait for what this warp still holds.
+        if (drain_.holds()) drain_.all(results_);
+        // The agents saw it published.
+        barrier_wait(shared_.targeted(record_.index()), record_.parity());
+        const TaskRecord record = read_record(shared_, record_.index());
+        if (record.kind == TaskRecord::kLeave) break;
+        if (!has_rows(record)) {
+          skip_stages(record);
+          drain_.store_nothing(record_.index());
+          continue;
+        }
+        steps = steps_of(params_, record.task_kind());
       }
-      multiply(steps);
-      if (kind == plan::TaskKind::kOut) sum_slots(record, steps == 0);
+      marks_.mark(&TileEvent::starts);
+      steps = multiply(steps);
+      const TaskRecord record = read_record(shared_, record_.index());
+      if (record.task_kind() == plan::TaskKind::kOut) sum_slots(record);
       marks_.end(params_.timeline, record);
 #pragma unroll
       for (int i = 0; i < 64; ++i) results_[i] = pack_bf16(sums_.value[2 * i], sums_.value[2 * i + 1]);
-      drain_.hold(reader_.index());
+      drain_.hold(record_);
     }
     wait_stores();
   }
@@ -87,22 +89,31 @@ class MathWarp {
  private:
   // 64 rows of nothing but padding are not computed.
   __device__ __forceinline__ bool has_rows(const TaskRecord& record) const {
-    return record.row_count > warp_ / 4 * (kBlockRows / kMathWarpgroups);
+    return record.row_count > math_warp() / 4 * (kBlockRows / kMathWarpgroups);
   }
-  __device__ __forceinline__ bool hides_stores(const TaskRecord& record) const {
-    return record.kind != TaskRecord::kLeave && has_rows(record) &&
-           steps_of(params_, record.task_kind()) > kSignalStep;
+  // How many steps of the next task will hide stores: 0 if it is not there, has no rows for this warp or too few steps.
+  __device__ __forceinline__ int look_ahead() const {
+    RingPlace<kRecords> next = record_;
+    next.advance();
+    if (!barrier_try_wait(shared_.targeted(next.index()), next.parity())) return 0;
+    const TaskRecord record = read_record(shared_, next.index());
+    if (record.kind == TaskRecord::kLeave || !has_rows(record)) return 0;
+    const int steps = steps_of(params_, record.task_kind());
+    return steps > kSignalStep ? steps : 0;
   }
 
-  __device__ __forceinline__ void wait_stage() { barrier_wait(shared_.full(stage_.index), stage_.parity); }
+  __device__ __forceinline__ void wait_stage() { barrier_wait(shared_.full(stage_.index()), stage_.parity()); }
   // Both blocks may have loaded this stage of both.
   __device__ __forceinline__ void release_stage(std::uint32_t stage) {
-    if (lane_ < kClusterBlocks) barrier_arrive_at(shared_.empty(stage), lane_);
+    if (lane() < kClusterBlocks) barrier_arrive_at(shared_.empty(stage), lane());
   }
-  __device__ __forceinline__ void skip_stage() {
-    wait_stage();
-    release_stage(stage_.index);
-    stage_.advance();
+  __device__ __forceinline__ void skip_stages(const TaskRecord& record) {
+    const plan::TaskKind kind = record.task_kind();
+    for (int i = steps_of(params_, kind) + sum_steps_of(params_, kind) * (kTileColumns / kBoxColumns); i > 0; --i) {
+      wait_stage();
+      release_stage(stage_.index());
+      stage_.advance();
+    }
   }
 
   __device__ __forceinline__ void issue(bool is_first) {
@@ -110,15 +121,14 @@ class MathWarp {
     // Gathered rows were written by ordinary copies.
     fence_proxy_shared();
     matrix_fence();
-    const std::uint32_t stage = stage_.index * (kStageBytes / 16);
-    sums_.multiply(matrix_descriptor(rows_ + stage), matrix_descriptor(shared_.base / 16 + kABytes / 16 + stage), is_first);
+    const std::uint32_t stage = stage_.index() * (kStageBytes / 16);
+    sums_.multiply(matrix_descriptor(shared_.base / 16 + math_warp() / 4 * (kABytes / kMathWarpgroups / 16) + stage), matrix_descriptor(shared_.base / 16 + kABytes / 16 + stage), is_first);
     matrix_commit();
   }
-  __device__ __forceinline__ std::uint32_t stage_before() const { return (stage_.index + kStages - 1) % kStages; }
   // The step before the one just issued has ended.
   __device__ __forceinline__ void release_previous() {
     matrix_wait<1>();
-    release_stage(stage_before());
+    release_stage(stage_.index_before());
   }
   __device__ __forceinline__ void step() {
     issue(false);
@@ -136,16 +146,16 @@ class MathWarp {
     matrix_wait<0>();
 #pragma unroll
     for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums_.value[i])::"memory");
-    release_stage(stage_before());
+    release_stage(stage_.index_before());
   }
 
-  // Holds results of the tile before only if there are more than kSignalStep steps to hide their stores behind.
-  __device__ __forceinline__ void multiply(int steps) {
-    if (steps == 0) return;
+  // Holds results of the tile before only if there are more than kSignalStep steps to hide their stores behind. Looks
+  // ahead while the last step runs.
+  __device__ __forceinline__ int multiply(int steps) {
+    if (steps == 0) return 0;
     wait_stage();
     marks_.mark(&TileEvent::loaded);
     issue(true);
-    int done = 1;
     if (drain_.holds()) {
       drain_.template slice<0>(results_);
       stage_.advance();
@@ -156,37 +166,32 @@ class MathWarp {
       step_and_drain<5>();
       step_and_drain<6>();
       step_and_drain<7>();
-      for (done = kSlices; done < kSignalStep; ++done) step();
+      for (int i = kSlices; i < kSignalStep; ++i) step();
       drain_.finish();
+      steps -= kSignalStep;
     } else {
       stage_.advance();
+      --steps;
     }
-    for (; done < steps; ++done) step();
+    for (; steps > 0; --steps) step();
+    steps = look_ahead();
     end_steps();
+    return steps;
   }
 
   // Adds the slots of the block's tokens, each times its weight, in the order of slots. Slots without a route hold
   // anything and are not looked at. Without a shared expert there is nothing to add to.
-  __device__ __forceinline__ void sum_slots(const TaskRecord& record, bool from_zero) {
+  __device__ __forceinline__ void sum_slots(const TaskRecord& record) {
+    bool from_zero = steps_of(params_, record.task_kind()) == 0;
     const ForwardRank& rank = params_.rank(record.rank());
-    const int row = warp_ * kBoxRows + lane_ / 4;
+    const int row = math_warp() * kBoxRows + lane() / 4;
     const int tokens[2] = {record.first_row + row, record.first_row + row + 8};
     std::uint32_t masks[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       masks[i] = row + 8 * i < record.row_count ? static_cast<std::uint32_t>(rank.schedule.route_mask[tokens[i]]) : 0;
     }
-    sum_part<0>(rank, tokens, masks, from_zero);
-    sum_part<1>(rank, tokens, masks, from_zero);
-    sum_part<2>(rank, tokens, masks, from_zero);
-    sum_part<3>(rank, tokens, masks, from_zero);
-  }
-
-  // 64 columns of it.
-  template <int kPart>
-  __device__ __forceinline__ void sum_part(const ForwardRank& rank, const int (&tokens)[2],
-                                           const std::uint32_t (&masks)[2], bool from_zero) {
-    for (int slot = 0; slot < params_.topk; ++slot) {
+    for (int slot = 0; slot < params_.topk; ++slot, from_zero = false) {
       bool has_route[2];
       float weight[2];
 #pragma unroll
@@ -194,22 +199,29 @@ class MathWarp {
         has_route[i] = (masks[i] >> slot & 1) != 0;
         weight[i] = has_route[i] ? rank.topk_weights[std::int64_t{tokens[i]} * params_.topk + slot] : 0.0f;
       }
-      wait_stage();
-      const std::uint32_t box = shared_.stage(stage_.index) + warp_ * kBoxBytes;
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        const uint4 y = load_matrices(fragment_address(box, lane_, pair));
-        float* sums = sums_.value + 32 * kPart + 8 * pair;
-        add(sums, y.x, weight[0], has_route[0], from_zero);
-        add(sums + 2, y.y, weight[1], has_route[1], from_zero);
-        add(sums + 4, y.z, weight[0], has_route[0], from_zero);
-        add(sums + 6, y.w, weight[1], has_route[1], from_zero);
+      for (int part = 0; part < kTileColumns / kBoxColumns; ++part) {
+        sum_part(sums_.value + 32 * part, weight, has_route, from_zero);
       }
-      __syncwarp();
-      release_stage(stage_.index);
-      stage_.advance();
-      from_zero = false;
     }
+  }
+
+  // 64 columns of one slot.
+  __device__ __forceinline__ void sum_part(float* sums, const float (&weight)[2], const bool (&has_route)[2],
+                                           bool from_zero) {
+    wait_stage();
+    const std::uint32_t box = shared_.stage(stage_.index()) + math_warp() * kBoxBytes;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const uint4 y = load_matrices(fragment_address(box, lane(), pair));
+      add(sums + 8 * pair, y.x, weight[0], has_route[0], from_zero);
+      add(sums + 8 * pair + 2, y.y, weight[1], has_route[1], from_zero);
+      add(sums + 8 * pair + 4, y.z, weight[0], has_route[0], from_zero);
+      add(sums + 8 * pair + 6, y.w, weight[1], has_route[1], from_zero);
+    }
+    __syncwarp();
+    release_stage(stage_.index());
+    stage_.advance();
   }
 
   static __device__ __forceinline__ void add(float* sums, std::uint32_t pair, float weight, bool has_route,
@@ -223,12 +235,10 @@ class MathWarp {
 
   const Params& params_;
   const SharedAddresses& shared_;
-  RecordReader reader_;
+  RingPlace<kRecords> record_;
   Drain<Params, GatedActivation> drain_;
-  std::uint32_t rows_;  // of the first stage, in units of 16 bytes
   TileMarks marks_;
   RingPlace<kStages> stage_;
-  int warp_, lane_;
   Accumulators sums_;
   std::uint32_t results_[64];
 };

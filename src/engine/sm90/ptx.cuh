@@ -166,9 +166,14 @@ __device__ __forceinline__ void wait_stores_read() {
 // Until every store of this thread has been performed.
 __device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// 16 bytes, of which the first `bytes` are read and the others are zero.
-__device__ __forceinline__ void copy_16_bytes(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+// 16 bytes that stand `sixteenths` times 16 bytes after `from`, of which the first `bytes` are read and the others are
+// zero. The address is made here, so that no loop keeps it in registers.
+__device__ __forceinline__ void copy_16_bytes(std::uint32_t to, const void* from, std::uint32_t sixteenths, int bytes) {
+  asm volatile(
+      "{.reg .b64 place; mad.wide.u32 place, %2, 16, %1; cp.async.cg.shared.global.L2::128B [%0], [place], 16, %3;}" ::"r"(
+          to),
+      "l"(from), "r"(sixteenths), "r"(bytes)
+      : "memory");
 }
 
 // `barrier` is arrived at once the copies of this thread so far have ended.

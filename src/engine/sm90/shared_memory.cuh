@@ -35,6 +35,9 @@ struct alignas(16) TaskRecord {
 };
 static_assert(sizeof(TaskRecord) == 32);
 
+// A row's results begin so many times 16 bytes after the first row's place; or nowhere, for padding.
+inline constexpr std::uint32_t kNowhere = ~0u;
+
 // Results on their way to memory: a box of raw results and one of activated ones, and where the rows of the tile go.
 struct Staging {
   alignas(1024) std::byte raw[kBoxBytes];
@@ -44,13 +47,16 @@ struct Staging {
 struct SharedMemory {
   alignas(1024) std::byte stages[kStages][kStageBytes];  // A, then the two halves of B
   Staging staging[kMathWarps];
-  std::byte* row_targets[kMathWarps][kBoxRows];  // null: not stored
   TaskRecord records[kRecords];
+  std::uint32_t targets[kRecords][kBlockRows];  // where the rows go, in units of 16 bytes
   // A stage is full when its loads have landed, and empty when every math warp of the cluster has read it.
   std::uint64_t full[kStages];
   std::uint64_t empty[kStages];
-  // A record is published to both blocks, and drained, counted in the leader, when nobody needs it any more.
+  // A record is published to both blocks; its targets are found by the agents; its results are stored by every math
+  // warp; it is drained, counted in the leader, when nobody in the cluster needs it any more.
   std::uint64_t published[kRecords];
+  std::uint64_t targeted[kRecords];
+  std::uint64_t stored[kRecords];
   std::uint64_t drained[kRecords];
   TileEvent* event;  // of the timeline, or null
 };
@@ -62,26 +68,34 @@ struct SharedAddresses {
   std::uint32_t base;
 
   __device__ std::uint32_t stage(int s) const { return base + s * kStageBytes; }
+  __device__ std::uint32_t staging(int warp) const { return base + offsetof(SharedMemory, staging) + warp * sizeof(Staging); }
   __device__ std::uint32_t full(int s) const { return base + offsetof(SharedMemory, full) + 8 * s; }
   __device__ std::uint32_t empty(int s) const { return base + offsetof(SharedMemory, empty) + 8 * s; }
   __device__ std::uint32_t record(int i) const { return base + offsetof(SharedMemory, records) + 32 * i; }
   __device__ std::uint32_t published(int i) const { return base + offsetof(SharedMemory, published) + 8 * i; }
+  __device__ std::uint32_t targeted(int i) const { return base + offsetof(SharedMemory, targeted) + 8 * i; }
+  __device__ std::uint32_t stored(int i) const { return base + offsetof(SharedMemory, stored) + 8 * i; }
   __device__ std::uint32_t drained(int i) const { return base + offsetof(SharedMemory, drained) + 8 * i; }
 };
 
-// A place in a ring of barriers. `parity` is that of the phase that the owner waits for next.
+// A place in a ring of barriers, in one register: math warps have none to spare. `parity` is that of the phase that the
+// owner waits for next. A consumer's first phase has parity 0, a producer's 1, since everything is empty at first.
 template <int kSize>
-struct RingPlace {
-  std::uint32_t index = 0;
-  std::uint32_t parity;
+class RingPlace {
+ public:
+  __device__ explicit RingPlace(std::uint32_t first_parity) : packed_(first_parity << kParityShift) {}
 
-  __device__ explicit RingPlace(std::uint32_t first_parity) : parity(first_parity) {}
+  __device__ std::uint32_t index() const { return packed_ & ((1u << kParityShift) - 1); }
+  __device__ std::uint32_t parity() const { return packed_ >> kParityShift; }
   __device__ void advance() {
-    if (++index == kSize) {
-      index = 0;
-      parity ^= 1;
-    }
+    packed_ = index() == kSize - 1 ? (packed_ ^ 1u << kParityShift) - (kSize - 1) : packed_ + 1;
   }
+  __device__ std::uint32_t index_before() const { return index() == 0 ? kSize - 1 : index() - 1; }
+
+ private:
+  static constexpr int kParityShift = 8;
+
+  std::uint32_t packed_;
 };
 
 }  // namespace clowder::sm90

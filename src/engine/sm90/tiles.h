@@ -34,8 +34,8 @@ inline constexpr int kAgentThreads = 32 * kAgentWarps;
 
 // 384 threads start with 168 registers each. A math thread holds 128 accumulators and 64 packed results of the tile
 // before; 2 * 128 * 216 + 128 * 72 fills the register file.
-inline constexpr int kMathRegisters = 216;
-inline constexpr int kOtherRegisters = 72;
+inline constexpr int kMathRegisters = 224;
+inline constexpr int kOtherRegisters = 56;
 
 // A math warp stores boxes of 16 rows by 64 columns: 2 KB in the layout of the 128-byte swizzle.
 inline constexpr int kBoxRows = 16;

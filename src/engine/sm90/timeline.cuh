@@ -20,18 +20,18 @@ __device__ __forceinline__ TileEvent* first_event(const Timeline& timeline) {
   return timeline.events == nullptr ? nullptr : timeline.events + std::int64_t{blockIdx.x} * timeline.capacity;
 }
 
-// One thread's marks on the event of the task at hand, which stands in shared memory: math warps have no registers to
+// The first math thread's marks on the event of the task at hand, which stands in shared memory: math warps have no registers to
 // spare. Null: nobody asked.
 class TileMarks {
  public:
-  __device__ TileMarks(SharedMemory& memory, bool writes) : memory_(memory), writes_(writes) {}
+  __device__ explicit TileMarks(SharedMemory& memory) : memory_(memory) {}
 
   __device__ __forceinline__ void mark(std::int64_t TileEvent::*moment) const {
-    if (TileEvent* event = memory_.event; event != nullptr && writes_) event->*moment = cycles();
+    if (TileEvent* event = memory_.event; event != nullptr && writes()) event->*moment = cycles();
   }
   __device__ __forceinline__ void end(const Timeline& timeline, const TaskRecord& record) const {
     TileEvent* event = memory_.event;
-    if (event == nullptr || !writes_) return;
+    if (event == nullptr || !writes()) return;
     event->ends = cycles();
     event->kind = record.kind;
     event->rank = record.rank();
@@ -41,8 +41,10 @@ class TileMarks {
   }
 
  private:
+  // The first math thread.
+  static __device__ bool writes() { return threadIdx.x == kWarpgroupThreads; }
+
   SharedMemory& memory_;
-  bool writes_;
 };
 
 }  // namespace clowder::sm90

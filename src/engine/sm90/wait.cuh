@@ -4,7 +4,6 @@
 
 #include "engine/sm90/params.h"
 #include "engine/sm90/ptx.cuh"
-#include "engine/sm90/tiles.h"
 #include "plan/dependencies.h"
 
 namespace clowder::sm90 {
@@ -35,51 +34,36 @@ class Patience {
   bool is_late_ = false;
 };
 
-struct Wait {
-  std::int32_t rank;
-  std::int32_t waited_for;
-  plan::Pass pass;
-  plan::TaskKind task;
-  bool is_flag;
-  std::int32_t what;  // plan::FlagKind or plan::CounterKind
+// What a task lacks, the first thing of it.
+struct Needed {
+  bool is_there = true;
+  bool is_flag = false;
+  std::int32_t what = 0;  // plan::FlagKind or plan::CounterKind
+  std::int32_t rank = 0;  // who is to bring it
 };
 
-__device__ inline void give_up(const Watch& watch, const Wait& wait) {
+__device__ inline void give_up(const Watch& watch, plan::Pass pass, std::int32_t rank, plan::TaskKind task,
+                               const Needed& needed) {
   if (atomicCAS(watch.leaves, 0, 1) != 0) return;
   GivenUp& report = *watch.report;
-  report.rank = wait.rank;
-  report.waited_for = wait.waited_for;
-  report.pass = static_cast<std::int32_t>(wait.pass);
-  report.task = static_cast<std::int32_t>(wait.task);
-  report.is_flag = wait.is_flag ? 1 : 0;
-  report.what = wait.what;
+  report.rank = rank;
+  report.waited_for = needed.rank;
+  report.pass = static_cast<std::int32_t>(pass);
+  report.task = static_cast<std::int32_t>(task);
+  report.is_flag = needed.is_flag ? 1 : 0;
+  report.what = needed.what;
   __threadfence_system();
   *static_cast<volatile std::int32_t*>(&report.is_set) = 1;
 }
 
-// Counters of math tasks count warps: each signals on its own.
-CLOWDER_HD inline std::int32_t signals_of(plan::CounterKind kind) {
-  return kind == plan::CounterKind::kPulled ? 1 : kMathWarps;
-}
-
-// Waits, one after the other, for what the plan names. One thread.
-template <class Params>
-class InputWaiter {
+// Looks once at everything that the plan names. One thread.
+class InputVisitor {
  public:
-  __device__ InputWaiter(const Params& params, const ForwardRank& rank, const plan::Task& task)
-      : params_(params), rank_(rank), task_(task) {}
+  __device__ explicit InputVisitor(const ForwardRank& rank) : rank_(rank) {}
 
   __device__ void counter(plan::CounterKind kind, std::int64_t index, std::int32_t at_least) {
-    if (!ok_) return;
-    const std::int32_t* place = rank_.counters[static_cast<int>(kind)] + index;
-    const std::int32_t target = at_least * signals_of(kind);
-    if (load_acquire(place) >= target) return;
-    Patience patience(params_.watch);
-    while (load_acquire(place) < target) {
-      if (patience.goes_on()) continue;
-      leave(patience, *rank_.schedule.rank, false, static_cast<std::int32_t>(kind));
-      return;
-    }
+    if (!needed_.is_there || load_acquire(rank_.counters[static_cast<int>(kind)] + index) >= at_least) return;
+    needed_ = {false, false, static_cast<std::int32_t>(kind), *rank_.schedule.rank};
   }
 
   __device__ void flags(plan::FlagKind) {
@@ -87,26 +71,18 @@ class InputWaiter {
     counter(plan::CounterKind::kRemoteWork, 0, rank_.pass->num_remote_tasks);
   }
 
-  __device__ bool ok() const { return ok_; }
+  __device__ const Needed& needed() const { return needed_; }
 
  private:
-  __device__ void leave(const Patience& patience, std::int32_t waited_for, bool is_flag, std::int32_t what) {
-    ok_ = false;
-    if (!patience.is_late()) return;
-    give_up(params_.watch, {*rank_.schedule.rank, waited_for, params_.shape.pass, task_.kind(), is_flag, what});
-  }
-
-  const Params& params_;
   const ForwardRank& rank_;
-  const plan::Task& task_;
-  bool ok_ = true;
+  Needed needed_;
 };
 
 template <class Params>
-__device__ bool wait_for_inputs(const Params& params, const ForwardRank& rank, const plan::Task& task) {
-  InputWaiter<Params> waiter(params, rank, task);
-  plan::visit_waits(params.shape, *rank.pass, task, waiter);
-  return waiter.ok();
+__device__ Needed find_missing(const Params& params, const ForwardRank& rank, const plan::Task& task) {
+  InputVisitor visitor(rank);
+  plan::visit_waits(params.shape, *rank.pass, task, visitor);
+  return visitor.needed();
 }
 
 }  // namespace clowder::sm90
