@@ -64,3 +64,15 @@ def test_turns_and_ratios():
 def test_record_path_names_date_machine_and_subject():
     record = {"date": "2026-12-01", "cpu": "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"}
     assert layer_cpu.record_path(record, "layer").name == "2026-12-01-intel-xeon-platinum-8481c-cpu-2-70ghz-layer.json"
+
+
+def test_plot_takes_records_with_and_without_peers(tmp_path):
+    plot = pytest.importorskip("plot")
+    row = {"pass": "forward", "clowder_ms": 2.0, "torch_ms": 3.0, "dense_ms": 1.0}
+    records = [{"date": "2026-12-01", "rows": [row, {"pass": "backward", "clowder_ms": 4.0}]}]
+    for index, record in enumerate(records):
+        (tmp_path / f"{index}.json").write_text(json.dumps(record))
+    plot.main([str(tmp_path / "0.json"), "--out", str(tmp_path / "bench.svg")])
+    text = (tmp_path / "bench.svg").read_text()
+    assert "<svg" in text
+    assert text.count('id="patch_') >= 4  # a bar for each figure that is there
