@@ -6,6 +6,7 @@
 #include <deque>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "engine/layer_case.h"
 #include "model/bf16.h"
@@ -288,6 +289,29 @@ TEST(Case, Case22IdenticalTokens) {
 TEST(Case, Case23UnequalTokenCounts) {
   const ProblemSpec spec = small_layer({17, 16, 7, 1});
   EXPECT_EQ(expect_ok(spec), expect_ok(on_ranks(spec, 1)));
+}
+
+// Two layers share a workspace, each called from a thread of its own: calls take turns, step by step or in between.
+TEST(Case, Case25TwoLayersOnOneWorkspaceFromTwoThreads) {
+  ProblemSpec spec = small_layer({30, 17});
+  LayerCase layer(spec, {});
+  std::vector<check::Problem> problems;
+  std::vector<std::string> expected;
+  for (const std::uint64_t seed : {4u, 5u}) {
+    spec.seed = seed;
+    problems.push_back(check::make_problem(spec, 1));
+    expected.push_back(layer.step(problems.back()));
+  }
+  const auto run = [&](std::size_t which) {
+    for (int round = 0; round < 20; ++round) {
+      check::EngineStep step(problems[which], layer.workspace(), false);
+      step.reset();
+      step.run(layer.workspace());
+      EXPECT_EQ(step.digest_of_everything(), expected[which]) << which << " in round " << round;
+    }
+  };
+  const std::jthread other([&] { run(1); });
+  run(0);
 }
 
 TEST(Case, Case26WidthsThatAreNoPowersOfTwo) {
