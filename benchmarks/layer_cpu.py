@@ -244,7 +244,7 @@ def commit() -> str:
     return output_of("git", "-C", here, "rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
 
 
-def make_record(rows: list[dict[str, object]], threads: int) -> dict[str, object]:
+def make_record(rows: list[dict[str, object]], threads: int, load: float) -> dict[str, object]:
     info = output_of(str(Path(clowder.__file__).parent / "bin" / "clowder"), "info", "--json")
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
@@ -252,6 +252,7 @@ def make_record(rows: list[dict[str, object]], threads: int) -> dict[str, object
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": threads,
+        "load_average": load,
         "instruction_set": json.loads(info)["cpu"]["instruction_set"] if info else None,
         "torch": torch.__version__,
         "rows": rows,
@@ -281,7 +282,8 @@ def main(arguments: list[str] | None = None) -> Path:
     options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     shape = Shape(options.tokens, options.hidden, options.intermediate, options.experts, options.topk)
-    record = make_record(measure(shape, options.threads, options.rounds, options.block_ms), options.threads)
+    load = os.getloadavg()[0]
+    record = make_record(measure(shape, options.threads, options.rounds, options.block_ms), options.threads, load)
     path = options.out or record_path(record, "layer")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """Draws trace.svg: what each worker of a real step did, from a file that `clowder trace` wrote.
 
-    build/release/clowder trace --ranks 2 --tokens 384 --hidden 512 --intermediate 256 --shared-intermediate 256 \\
-        --experts 8 --chunk-rows 64 --pass forward --out trace.json
+    build/release/clowder trace --ranks 2 --tokens 768 --hidden 512 --intermediate 256 --shared-intermediate 256 \\
+        --experts 8 --chunk-rows 128 --pass forward --out trace.json
     python docs/figures/draw_trace.py trace.json
 """
 

@@ -21,6 +21,7 @@ def test_record(tmp_path):
     for field in ("date", "commit", "cpu", "cores", "instruction_set", "torch"):
         assert record[field], field
     assert record["threads"] == 2
+    assert record["load_average"] >= 0
     assert [row["pass"] for row in record["rows"]] == ["forward", "forward+backward"]
     for row in record["rows"]:
         assert (row["T"], row["H"], row["I"], row["E"], row["K"]) == (96, 64, 32, 4, 2)
