@@ -21,10 +21,11 @@ import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
 
 COLOURS = {"copy": "#66c2a5", "wait": "#d9d9d9", "math": "#fc8d62", "epilogue": "#e78ac3", "reduce": "#a6d854"}
 PASS = "forward"
+POINTS = 1000  # that a reader can tell apart, from left to right
 
 
 def read_spans(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Stretches (begin, length) in milliseconds of each worker and role, joined where they touch, over all ranks."""
+    """Stretches (begin, length) in milliseconds of each worker and role, over all ranks; invisible gaps are closed."""
     events = json.loads(path.read_text())["traceEvents"]
     workers = {
         (event["pid"], event["tid"]): event["args"]["name"].split(":")[0]
@@ -34,10 +35,11 @@ def read_spans(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
     spans: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     chosen = [event for event in events if event["ph"] == "X" and event["args"]["pass"] == PASS]
     origin = min(event["ts"] for event in chosen)
+    gap = (max(event["ts"] + event["dur"] for event in chosen) - origin) / 1e3 / POINTS
     for event in sorted(chosen, key=lambda event: event["ts"]):
         begin, length = (event["ts"] - origin) / 1e3, event["dur"] / 1e3
         stretches = spans[workers[event["pid"], event["tid"]]][event["cat"]]
-        if stretches and begin - sum(stretches[-1]) < 1e-6:
+        if stretches and begin - sum(stretches[-1]) < gap:
             stretches[-1] = (stretches[-1][0], begin + length - stretches[-1][0])
         else:
             stretches.append((begin, length))
