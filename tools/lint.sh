@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python_folders=(python tests/python examples)
-mapfile -t cpp < <(find src include tests python/bindings examples/cpp -name '*.h' -o -name '*.cpp' | sort)
+python_folders=(python tests/python examples benchmarks docs)
+mapfile -t cpp < <(find src include tests python/bindings examples/cpp benchmarks -name '*.h' -o -name '*.cpp' | sort)
 
 if [[ ${1:-} == --fix ]]; then
   clang-format -i "${cpp[@]}"

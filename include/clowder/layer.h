@@ -38,6 +38,9 @@ namespace clowder {
 // return when the pass has ended.
 using Stream = void*;
 
+// What an engine records of its workers; src/observe/timeline.h has it, for Clowder's own tools.
+class Timeline;
+
 // The engine, tuning and limits. On one engine, none of them changes a bit of any result.
 struct WorkspaceOptions {
   static constexpr std::int64_t kDefault = -1;
@@ -52,6 +55,7 @@ struct WorkspaceOptions {
   double timeout_s = 60.0;             // a launch in which nothing has happened for so long is given up
   bool poison = false;                 // fill every buffer with NaN before each pass (tests)
   std::uint64_t jitter_seed = 0;       // random delays in copies and tasks (tests); 0 = none
+  Timeline* timeline = nullptr;        // the caller's, records every pass; null: nothing is recorded
   EngineKind engine = EngineKind::kCpu;
 };
 

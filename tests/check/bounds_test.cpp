@@ -471,7 +471,7 @@ void scale_part(std::vector<float>& tensor, const Layout& layout, std::int64_t f
 }
 
 // CASES row 35: a wrong row.
-TEST_F(WrongPartIsReported, OneRow) {
+TEST_F(WrongPartIsReported, Case35OneRow) {
   for (const Layout& layout : layouts(checked().problem)) {
     for (const std::int64_t row : {std::int64_t{0}, layout.rows / 2, layout.rows - 2}) {
       expect_reported("a row swapped with the next", layout,
@@ -487,7 +487,7 @@ TEST_F(WrongPartIsReported, OneRow) {
 }
 
 // CASES row 35: a wrong expert.
-TEST_F(WrongPartIsReported, OneExpert) {
+TEST_F(WrongPartIsReported, Case35OneExpert) {
   for (const Layout& layout : layouts(checked().problem)) {
     if (layout.experts == 1) continue;
     const std::int64_t rows = layout.rows / layout.experts;
@@ -503,7 +503,7 @@ TEST_F(WrongPartIsReported, OneExpert) {
 }
 
 // CASES row 35: a wrong block of 16 columns.
-TEST_F(WrongPartIsReported, OneColumnBlock) {
+TEST_F(WrongPartIsReported, Case35OneColumnBlock) {
   for (const Layout& layout : layouts(checked().problem)) {
     const std::int64_t width = std::min<std::int64_t>(16, layout.columns);
     for (std::int64_t column = 0; column + width <= layout.columns; column += 48) {
