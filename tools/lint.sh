@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python_folders=(python tests/python examples)
+python_folders=(python tests/python tests/tools tools examples)
 mapfile -t cpp < <(find src include tests python/bindings -name '*.h' -o -name '*.cpp' | sort)
 
 if [[ ${1:-} == --fix ]]; then
