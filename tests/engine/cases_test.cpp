@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <numeric>
 
@@ -378,7 +379,7 @@ TEST(Case, Case33ForwardsRunAheadOfBackwards) {
   for (const check::Problem& problem : problems) expected.push_back(layer.step(problem));
 
   for (const auto& order : {std::vector<std::size_t>{0, 1}, std::vector<std::size_t>{1, 0}}) {
-    std::vector<check::EngineStep> steps;
+    std::deque<check::EngineStep> steps;  // which do not move
     for (const check::Problem& problem : problems) {
       steps.emplace_back(problem, layer.workspace(), false);
       steps.back().reset();
