@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help build package demo bench test test-long test-gpu explore asan tsan lint format clean compiler
+.PHONY: help build package demo bench test test-long test-gpu explore asan tsan lint format docs clean compiler
 
 ifneq ($(strip $(VENV)),)
   PY := $(abspath $(VENV))/bin/python
@@ -27,6 +27,7 @@ ifneq ($(strip $(VENV)),)
   for_test := $(for_build) $(VENV)/.installed-test $(VENV)/.installed-demo
   for_demo := $(for_build) $(VENV)/.installed-demo
   for_lint := $(for_build) $(VENV)/.installed-lint
+  for_docs := $(VENV)/.installed-docs
 else
   PY := $(PYTHON)
   export PATH := $(CURDIR)/build/site/bin:$(PATH)
@@ -90,6 +91,12 @@ lint: compiler $(for_lint)  ## clang-format, clang-tidy and ruff
 format: $(for_lint)  ## formats C++ and Python
 	@$(call need,clang-format,clang-format)
 	@tools/lint.sh --fix
+
+docs: $(for_docs)  ## tests the tools of the documentation and builds its site, build/docs/html
+	@$(PY) -c "import furo, griffe, myst_parser, pytest, tree_sitter_cpp, yaml" 2>/dev/null || \
+	  { echo "$(PY) lacks packages: $(PY) -m pip install -r requirements/docs.txt" >&2; exit 1; }
+	$(PY) -m pytest -q tests/tools
+	$(PY) tools/docs/build.py
 
 clean:  ## removes what was built; the virtual environment stays
 	rm -rf build

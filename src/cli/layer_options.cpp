@@ -82,7 +82,7 @@ void add_shape_options(CLI::App& command, LayerArguments& arguments) {
       ->capture_default_str();
   command.add_option("--experts", spec.num_experts, "experts E over all ranks")->capture_default_str();
   command.add_option("--topk", spec.topk, "experts K of a token")->capture_default_str();
-  command.add_option("--activation", arguments.activation, "swiglu or swiglu-clamp:LIMIT")->capture_default_str();
+  command.add_option("--activation", arguments.activation, kActivationNames)->capture_default_str();
 }
 
 void add_data_options(CLI::App& command, LayerArguments& arguments) {

@@ -18,6 +18,7 @@ class Buffer {
   }
 
   T* data() const { return reinterpret_cast<T*>(memory_.get()); }
+  std::int64_t bytes() const { return capacity_ * static_cast<std::int64_t>(sizeof(T)); }
 
   // Every byte becomes 0xff, so every element NaN.
   void poison() {

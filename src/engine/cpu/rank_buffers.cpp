@@ -30,4 +30,14 @@ void RankBuffers::poison() {
   for (Buffer<float>* buffer : {&weights, &dw_partials, &carry}) buffer->poison();
 }
 
+std::int64_t RankBuffers::bytes() const {
+  std::int64_t sum = 0;
+  for (const Buffer<bf16>* buffer : {&x, &h, &dy, &gate_up, &gate_up_gradient, &weighted_hidden, &shared_h,
+                                     &shared_gate_up_gradient, &shared_weighted_hidden}) {
+    sum += buffer->bytes();
+  }
+  for (const Buffer<float>* buffer : {&weights, &dw_partials, &carry}) sum += buffer->bytes();
+  return sum;
+}
+
 }  // namespace clowder::cpu

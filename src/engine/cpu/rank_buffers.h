@@ -30,6 +30,8 @@ struct RankBuffers {
   void reserve_forward(const LayerShape& shape, std::int64_t ring_rows);
   void reserve_backward(const LayerShape& shape, const plan::PassShape& pass);
   void poison();
+  // Reserved so far.
+  std::int64_t bytes() const;
 };
 
 }  // namespace clowder::cpu
