@@ -1,6 +1,6 @@
 """Times one layer on a GPU beside its peers, all in one run.
 
-    python benchmarks/layer_gpu.py --library build/release/libclowder_bench.so --cases dsv3-ep8,qwen3-30b
+    python benchmarks/layer_gpu.py --cases dsv3-ep8,qwen3-30b --out benchmarks/results/today.json
 
 For each case: `dense`, cuBLAS on one dense GEMM a product with the same number of rows and nothing else; `clowder`, the
 whole layer with its schedule; `torch`, the layer by grouped_mm with a compiled activation. Blocks of at least 300 ms
@@ -17,7 +17,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -28,15 +27,29 @@ I64 = ctypes.c_int64
 
 
 class Layer(ctypes.Structure):
-    _fields_ = [(n, I64) for n in "hidden intermediate shared_intermediate num_experts topk max_tokens".split()] + [
-        (n, I64) for n in "ring_rows saved_rows chunk_rows blocks".split()
-    ] + [("activation", ctypes.c_char_p)]
+    _fields_ = (
+        [(n, I64) for n in ["hidden", "intermediate", "shared_intermediate", "num_experts", "topk", "max_tokens"]]
+        + [(n, I64) for n in ["ring_rows", "saved_rows", "chunk_rows", "blocks"]]
+        + [("activation", ctypes.c_char_p)]
+    )
 
 
 class Tensors(ctypes.Structure):
     _fields_ = [
         (n, P)
-        for n in "topk_idx x topk_weights w13 w2 shared_w13 shared_w2 out gate_up shared_gate_up schedule".split()
+        for n in [
+            "topk_idx",
+            "x",
+            "topk_weights",
+            "w13",
+            "w2",
+            "shared_w13",
+            "shared_w2",
+            "out",
+            "gate_up",
+            "shared_gate_up",
+            "schedule",
+        ]
     ] + [("tokens", I64)]
 
 
@@ -83,15 +96,19 @@ class Clowder:
         rows = lib.clowder_bench_saved_rows(self.handle)
         self.saved = torch.empty(rows, 2 * case.intermediate, dtype=torch.bfloat16, device="cuda") if save else None
         self.shared_saved = (
-            torch.empty(case.tokens, 2 * case.shared, dtype=torch.bfloat16, device="cuda") if save and case.shared else None
+            torch.empty(case.tokens, 2 * case.shared, dtype=torch.bfloat16, device="cuda")
+            if save and case.shared
+            else None
         )
-        self.workspace_gib = (before - torch.cuda.mem_get_info()[0]) / 2**30
+        self.gib = (before - torch.cuda.mem_get_info()[0]) / 2**30
 
     def arguments(self, i: int) -> Tensors:
         x, idx, weights = self.data.batches[i % len(self.data.batches)]
         d = self.data
         tensors = [idx, x, weights, d.w13, d.w2, d.shared_w13, d.shared_w2, self.out, self.saved, self.shared_saved]
-        return Tensors(*[None if t is None else t.data_ptr() for t in tensors], self.schedule.data_ptr(), self.case.tokens)
+        return Tensors(
+            *[None if t is None else t.data_ptr() for t in tensors], self.schedule.data_ptr(), self.case.tokens
+        )
 
     def run(self, i: int, schedule: bool = True, forward: bool = True):
         stream = torch.cuda.current_stream().cuda_stream
@@ -138,7 +155,7 @@ class Dense:
 
     def __init__(self, case: Case, data: Data):
         rows = case.tokens * case.topk
-        bf = dict(device="cuda", dtype=torch.bfloat16)
+        bf = {"device": "cuda", "dtype": torch.bfloat16}
         self.a = torch.randn(rows, case.hidden, device="cuda").to(torch.bfloat16)
         self.h = torch.randn(rows, case.intermediate, device="cuda").to(torch.bfloat16)
         self.gate_up = torch.empty(rows, 2 * case.intermediate, **bf)
@@ -175,6 +192,8 @@ def weighted_sum_shared(y, weights, shared):
 
 
 class Torch:
+    """The layer by grouped_mm. What surrounds the products is compiled."""
+
     def __init__(self, case: Case, data: Data):
         self.case, self.data = case, data
 
@@ -187,9 +206,9 @@ class Torch:
         rows = x.index_select(0, order // case.topk)
         h = swiglu(F.grouped_mm(rows, d.w13.transpose(1, 2), offs=offsets))
         y = F.grouped_mm(h, d.w2.transpose(1, 2), offs=offsets)
-        slots = torch.empty_like(y)
-        slots[order] = y
-        slots = slots.view(case.tokens, case.topk, case.hidden)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        slots = y.index_select(0, place).view(case.tokens, case.topk, case.hidden)
         if case.shared:
             return weighted_sum_shared(slots, weights, swiglu(x @ d.shared_w13.t()) @ d.shared_w2.t())
         return weighted_sum(slots, weights)
@@ -214,17 +233,22 @@ def reference(case: Case, data: Data, batch: int, tokens: torch.Tensor) -> torch
 
 def verify(case: Case, data: Data, layer: Clowder):
     digests = []
-    for repeat in range(3):
+    for _repeat in range(3):
         layer.out.fill_(float("nan"))
         layer.run(0)
         layer.check()
-        digests.append(layer.out.view(torch.int16).long().mul(torch.arange(1, case.hidden + 1, device="cuda")).sum().item())
+        digests.append(
+            layer.out.view(torch.int16).long().mul(torch.arange(1, case.hidden + 1, device="cuda")).sum().item()
+        )
     tokens = torch.randint(case.tokens, (64,), device="cuda")
     want = reference(case, data, 0, tokens)
     error = ((layer.out[tokens].double() - want).norm() / want.norm()).item()
     finite = bool(torch.isfinite(layer.out).all())
     ok = finite and error < 6e-3 and len(set(digests)) == 1
-    print(f"  check: error {error:.2e}, finite {finite}, repeats identical {len(set(digests)) == 1}: {'ok' if ok else 'BAD'}", flush=True)
+    print(
+        f"  check: error {error:.2e}, finite {finite}, repeats identical {len(set(digests)) == 1}: {'ok' if ok else 'BAD'}",
+        flush=True,
+    )
     return ok
 
 
@@ -255,25 +279,11 @@ def alternate(contestants: dict, block_ms: float, rounds: int) -> dict[str, list
 def ratios(times: dict, of: str, over: str) -> list[float]:
     """Of each block of `of`, against the mean of the blocks of `over` before and after it."""
     others = times[over]
-    return [
-        (others[i] + others[min(i + 1, len(others) - 1)]) / 2 / t for i, t in enumerate(times[of])
-    ]
+    return [(others[i] + others[min(i + 1, len(others) - 1)]) / 2 / t for i, t in enumerate(times[of])]
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library", default="build/release/libclowder_bench.so")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--block-ms", type=float, default=300)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-torch", action="store_true")
-    parser.add_argument("--no-save", action="store_true", help="inference: g and u are not kept")
-    parser.add_argument("--option", action="append", default=[], help="NAME=NUMBER: ring_rows, saved_rows, chunk_rows, blocks")
-    parser.add_argument("--burst", action="store_true", help="also blocks of 10 ms")
-    parser.add_argument("--out", help="write a record")
-    args = parser.parse_args()
-    options = {k: int(v) for k, v in (o.split("=") for o in args.option)}
-    lib = ctypes.CDLL(args.library)
+def load_library(path: str) -> ctypes.CDLL:
+    lib = ctypes.CDLL(path)
     lib.clowder_bench_create.restype = P
     lib.clowder_bench_error.restype = ctypes.c_char_p
     for name in ("schedule_words", "saved_rows"):
@@ -281,66 +291,111 @@ def main():
         getattr(lib, f"clowder_bench_{name}").argtypes = [P]
     for name in ("schedule", "forward"):
         getattr(lib, f"clowder_bench_{name}").argtypes = [P, ctypes.POINTER(Tensors), P]
-    lib.clowder_bench_check.argtypes = lib.clowder_bench_destroy.argtypes = [P]
+    lib.clowder_bench_check.argtypes = [P]
+    lib.clowder_bench_destroy.argtypes = [P]
+    return lib
+
+
+def time_case(case: Case, data: Data, layer: Clowder, args) -> dict:
+    contestants = {"dense": Dense(case, data).run, "clowder": layer.run}
+    if not args.no_torch:
+        contestants["torch"] = Torch(case, data).run
+    times = alternate(contestants, args.block_ms, args.rounds)
+    schedule = alternate({"schedule": lambda i: layer.run(i, forward=False)}, 30, 3)["schedule"]
+    layer.check()
+    over_dense = ratios(times, "clowder", "dense")
+    median = {name: statistics.median(t) for name, t in times.items()}
+    flop = 6 * case.tokens * case.hidden * (case.topk * case.intermediate + case.shared)
+    row = {
+        "case": case.name,
+        "pass": "forward",
+        "T": case.tokens,
+        "H": case.hidden,
+        "I": case.intermediate,
+        "E": case.experts,
+        "K": case.topk,
+        "shared": case.shared > 0,
+        "clowder_ms": median["clowder"],
+        "dense_ms": median["dense"],
+        "schedule_ms": statistics.median(schedule),
+        "clowder_over_dense": statistics.median(over_dense),
+        "clowder_over_dense_spread": [min(over_dense), max(over_dense)],
+        "clowder_tflops": flop / median["clowder"] / 1e9,
+        "dense_tflops": flop / median["dense"] / 1e9,
+        "workspace_and_saved_gib": layer.gib,
+    }
+    if not args.no_torch:
+        row["torch_ms"] = median["torch"]
+        row["speedup_vs_torch"] = statistics.median(ratios(times, "clowder", "torch"))
+    if args.burst:
+        burst = alternate({name: contestants[name] for name in ("dense", "clowder")}, 10, 9)
+        row["clowder_over_dense_burst"] = statistics.median(ratios(burst, "clowder", "dense"))
+    return row
+
+
+def describe(row: dict) -> str:
+    low, high = row["clowder_over_dense_spread"]
+    text = (
+        f"{row['case']:16s} dense {row['dense_ms']:7.3f} ms ({row['dense_tflops']:.0f} TFLOP/s)  "
+        f"clowder {row['clowder_ms']:7.3f} ms ({row['clowder_tflops']:.0f})  over dense "
+        f"{row['clowder_over_dense']:.3f} [{low:.3f} {high:.3f}]  schedule {1e3 * row['schedule_ms']:.0f} us "
+        f"({100 * row['schedule_ms'] / row['clowder_ms']:.1f} %)"
+    )
+    if "clowder_over_dense_burst" in row:
+        text += f"  burst {row['clowder_over_dense_burst']:.3f}"
+    if "torch_ms" in row:
+        text += f"  torch {row['torch_ms']:.3f} ms, {row['speedup_vs_torch']:.2f} times"
+    return text
+
+
+def write_record(path: str, rows: list[dict]):
+    query = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader,nounits"]
+    driver, power = subprocess.check_output(query, text=True).strip().split("\n")[0].split(", ")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "power_limit_w": float(power),
+        "rows": rows,
+    }
+    with open(path, "w") as file:
+        json.dump(record, file, indent=1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="build/release/libclowder_bench.so")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--block-ms", type=float, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--no-save", action="store_true", help="inference: g and u are not kept")
+    parser.add_argument("--option", action="append", default=[], help="ring_rows, saved_rows, chunk_rows or blocks=N")
+    parser.add_argument("--burst", action="store_true", help="also blocks of 10 ms")
+    parser.add_argument("--out", help="write a record")
+    args = parser.parse_args()
+    options = {name: int(value) for name, value in (option.split("=") for option in args.option)}
+    lib = load_library(args.library)
 
     rows, failed = [], False
     for name in args.cases.split(","):
         case = CASES[name]
-        start = time.time()
         data = Data(case)
         layer = Clowder(lib, case, data, not args.no_save, options)
-        print(f"== {name}: workspace and saved {layer.workspace_gib:.2f} GiB", flush=True)
-        if not verify(case, data, layer):
+        if verify(case, data, layer):
+            rows.append(time_case(case, data, layer, args))
+            print(describe(rows[-1]), flush=True)
+        else:
             failed = True
-            continue
-        dense = Dense(case, data)
-        contestants = {"dense": dense.run, "clowder": layer.run}
-        if not args.no_torch:
-            contestants["torch"] = Torch(case, data).run
-        times = alternate(contestants, args.block_ms, args.rounds)
-        schedule = alternate({"schedule": lambda i: layer.run(i, forward=False)}, 30, 3)["schedule"]
-        forward = alternate({"forward": lambda i: layer.run(i, schedule=False)}, 100, 3)["forward"]
-        layer.check()
-        against_dense = ratios(times, "clowder", "dense")
-        median = {n: statistics.median(t) for n, t in times.items()}
-        flop = 6 * case.tokens * case.hidden * (case.topk * case.intermediate + case.shared)
-        row = {
-            "case": name, "pass": "forward", "T": case.tokens, "H": case.hidden, "I": case.intermediate,
-            "E": case.experts, "K": case.topk, "shared": case.shared > 0,
-            "clowder_ms": median["clowder"], "dense_ms": median["dense"], "torch_ms": median.get("torch"),
-            "schedule_ms": statistics.median(schedule), "clowder_over_dense": statistics.median(against_dense),
-            "clowder_over_dense_spread": [min(against_dense), max(against_dense)],
-            "clowder_tflops": flop / median["clowder"] / 1e9, "dense_tflops": flop / median["dense"] / 1e9,
-        }  # fmt: skip
-        if "torch" in median:
-            row["speedup_vs_torch"] = statistics.median(ratios(times, "clowder", "torch"))
-        if args.burst:
-            burst = alternate({k: contestants[k] for k in ("dense", "clowder")}, 10, 9)
-            row["clowder_over_dense_burst"] = statistics.median(ratios(burst, "clowder", "dense"))
-        rows.append(row)
-        print(
-            f"  dense {median['dense']:.3f} ms ({row['dense_tflops']:.0f}), clowder {median['clowder']:.3f} ms "
-            f"({row['clowder_tflops']:.0f} TFLOP/s), schedule {1e3 * row['schedule_ms']:.0f} us "
-            f"({100 * row['schedule_ms'] / median['clowder']:.1f} %), forward alone {statistics.median(forward):.3f} ms, "
-            f"torch {median.get('torch', float('nan')):.3f} ms | over dense {row['clowder_over_dense']:.3f} "
-            f"[{min(against_dense):.3f} {max(against_dense):.3f}] burst {row.get('clowder_over_dense_burst', 0):.3f}, "
-            f"over torch {row.get('speedup_vs_torch', 0):.2f}, t={time.time() - start:.0f} s",
-            flush=True,
-        )
         layer.close()
-        del data, layer, dense, contestants
+        del data, layer
         torch.cuda.empty_cache()
     if args.out:
-        query = "driver_version,power.limit"
-        driver, power = subprocess.check_output(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"], text=True
-        ).strip().split("\n")[0].split(", ")
-        record = {
-            "date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "driver": driver,
-            "cuda": torch.version.cuda, "power_limit_w": float(power), "rows": rows,
-        }  # fmt: skip
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        write_record(args.out, rows)
     sys.exit(1 if failed else 0)
 
 
