@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO_ARGS ?=
 EXPLORE_ARGS ?= --plans 1000000
+BENCH_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 ifeq ($(origin CXX),default)
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help build package demo test test-long test-gpu explore asan tsan lint format docs clean compiler
+.PHONY: help build package demo bench test test-long test-gpu explore asan tsan lint format docs clean compiler
 
 ifneq ($(strip $(VENV)),)
   PY := $(abspath $(VENV))/bin/python
@@ -53,13 +54,19 @@ package: compiler $(for_build)  ## builds and installs the Python package
 demo: package $(for_demo)  ## trains a small language model on source code (DEMO_ARGS=...)
 	$(PY) examples/train_code_lm.py $(DEMO_ARGS)
 
+bench: package $(for_demo)  ## times a layer beside PyTorch and writes benchmarks/results (BENCH_ARGS=...)
+	$(PY) benchmarks/layer_cpu.py $(BENCH_ARGS)
+
 test: build $(for_test)  ## builds and runs the tests of this machine, C++ and Python
 	ctest --preset release -j $(JOBS)
+	@tools/test_package.sh
 	@$(MAKE) --no-print-directory package
 	$(PY) -m pytest -q tests/python
 
-test-long: build  ## soaks
+test-long: build $(for_test)  ## soaks
 	ctest --preset long
+	@$(MAKE) --no-print-directory package
+	$(PY) -m pytest -q -m long tests/python
 
 test-gpu:  ## the tests that need a GPU
 	@echo "test-gpu: there is no GPU engine in this version, so there is nothing to run"

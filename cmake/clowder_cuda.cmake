@@ -62,8 +62,8 @@ macro(clowder_find_cuda)
   endif()
 endmacro()
 
-# The engine's sources as a part of `target`.
-function(clowder_add_sm90 target)
+# The engine's kernels, as objects of the library.
+function(clowder_add_sm90_kernels)
   file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/engine/sm90/*.cu)
   add_library(clowder_sm90_kernels OBJECT ${kernels})
   target_include_directories(clowder_sm90_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
@@ -77,6 +77,5 @@ function(clowder_add_sm90 target)
   if(CLOWDER_WERROR)
     target_compile_options(clowder_sm90_kernels PRIVATE -Xptxas=-Werror)
   endif()
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:clowder_sm90_kernels>)
-  target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  set_target_properties(clowder_sm90_kernels PROPERTIES CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

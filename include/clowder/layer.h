@@ -27,6 +27,7 @@
 #include <memory>
 #include <vector>
 
+#include "clowder/export.h"
 #include "clowder/group.h"
 #include "clowder/status.h"
 #include "clowder/types.h"
@@ -36,6 +37,9 @@ namespace clowder {
 // The cudaStream_t that a GPU engine orders a call on; null is the default stream. The CPU engine ignores it: its calls
 // return when the pass has ended.
 using Stream = void*;
+
+// What an engine records of its workers; src/observe/timeline.h has it, for Clowder's own tools.
+class Timeline;
 
 // The engine, tuning and limits. On one engine, none of them changes a bit of any result.
 struct WorkspaceOptions {
@@ -51,6 +55,7 @@ struct WorkspaceOptions {
   double timeout_s = 60.0;             // a launch in which nothing has happened for so long is given up
   bool poison = false;                 // fill every buffer with NaN before each pass (tests)
   std::uint64_t jitter_seed = 0;       // random delays in copies and tasks (tests); 0 = none
+  Timeline* timeline = nullptr;        // the caller's, records every pass; null: nothing is recorded
   EngineKind engine = EngineKind::kCpu;
 };
 
@@ -116,7 +121,7 @@ struct BackwardInputs {
   ExpertGradients shared_gradients;  // of this rank's own tokens
 };
 
-class Workspace {
+class CLOWDER_API Workspace {
  public:
   // Collective over the group. Throws Error(kArgument) that names the argument, and Error(kUnsupported) for an engine
   // that this build or this machine lacks.
@@ -168,6 +173,6 @@ struct ScheduleSummary {
   std::vector<std::int64_t> expert_counts;  // [E] rows of every expert of the group
 };
 // Throws Error(kArgument) for memory that holds no schedule of this layer.
-ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule);
+CLOWDER_API ScheduleSummary summarise(const LayerShape& shape, int num_ranks, const std::int32_t* schedule);
 
 }  // namespace clowder

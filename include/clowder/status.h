@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "clowder/export.h"
+
 namespace clowder {
 
 // Where a wait ran out of time. An engine keeps one for each rank of the launch that has something to tell.
@@ -15,6 +17,6 @@ struct WaitReport {
 };
 
 // One sentence: "rank 0 waited for rank 2 (inputs_ready) in forward dispatch".
-std::string to_string(const WaitReport& report);
+CLOWDER_API std::string to_string(const WaitReport& report);
 
 }  // namespace clowder

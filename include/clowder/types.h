@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "clowder/export.h"
+
 namespace clowder {
 
 // Storage of one bfloat16: the upper half of an IEEE binary32. Conversions stand in src/model/bf16.h.
@@ -21,11 +23,15 @@ enum class ErrorCode {
 };
 
 // The name that users see: "argument", "unsupported", "timeout" or "internal".
-const char* to_string(ErrorCode code);
+CLOWDER_API const char* to_string(ErrorCode code);
 
-class Error : public std::runtime_error {
+// Its type information stands in the library alone, so that whoever links it catches what another part threw.
+class CLOWDER_API Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(ErrorCode code, const std::string& message);
+  Error(const Error&) noexcept;
+  Error& operator=(const Error&) noexcept;
+  ~Error() override;
   ErrorCode code() const { return code_; }
 
  private:
@@ -40,11 +46,14 @@ enum class EngineKind : std::int32_t {
 };
 
 // The name that users see: "cpu" or "sm90".
-const char* to_string(EngineKind kind);
+CLOWDER_API const char* to_string(EngineKind kind);
 
 enum class ActivationKind : std::int32_t {
   kSwiglu,       // f(g, u) = silu(g) * u
   kSwigluClamp,  // f(g, u) = silu(min(g, limit)) * clamp(u, -limit, limit)
+  kGeglu,        // f(g, u) = gelu(g) * u, gelu in its tanh form
+  kReglu,        // f(g, u) = max(g, 0) * u
+  kGptOss,       // f(g, u) = (clamp(u, -7, 7) + 1) * g' * sigmoid(1.702 g') with g' = min(g, 7)
 };
 
 struct Activation {

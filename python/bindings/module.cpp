@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
+
 #include "workspace.h"
 
 namespace nb = nanobind;
@@ -10,14 +12,20 @@ namespace nb = nanobind;
 namespace clowder::python {
 namespace {
 
+void raise_clowder_error(ErrorCode code, const char* message) {
+  const nb::object type = nb::module_::import_("clowder.errors").attr("ClowderError");
+  const nb::object value = type(to_string(code), message);
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
 // clowder::Error becomes clowder.ClowderError(code, message).
 void translate_error(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
-    const nb::object type = nb::module_::import_("clowder.errors").attr("ClowderError");
-    const nb::object value = type(to_string(error.code()), error.what());
-    PyErr_SetObject(type.ptr(), value.ptr());
+    raise_clowder_error(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    raise_clowder_error(ErrorCode::kUnsupported, "memory: this machine has too little for the workspace");
   }
 }
 
@@ -31,13 +39,18 @@ void bind(nb::module_& m) {
       .value("ACCUMULATE_BF16", GradientMode::kAccumulateBf16)
       .value("ACCUMULATE_FP32", GradientMode::kAccumulateFp32);
 
+  nb::class_<Matrices>(m, "Matrices")
+      .def(nb::init<std::vector<Address>, std::int64_t>(), "addresses"_a = std::vector<Address>{}, "stride"_a = 0)
+      .def_ro("addresses", &Matrices::addresses)
+      .def_ro("stride", &Matrices::stride);
   nb::class_<WeightAddresses>(m, "WeightAddresses")
-      .def(nb::init<Address, Address, Address, Address>(), "w13"_a, "w2"_a, "shared_w13"_a = 0, "shared_w2"_a = 0);
+      .def(nb::init<Matrices, Matrices, Matrices, Matrices, Matrices, Matrices>(), "w1"_a, "w3"_a, "w2"_a,
+           "shared_w1"_a, "shared_w3"_a, "shared_w2"_a);
   nb::class_<SavedAddresses>(m, "SavedAddresses")
       .def(nb::init<Address, Address, Address>(), "gate_up"_a = 0, "x"_a = 0, "shared_gate_up"_a = 0);
   nb::class_<GradientAddresses>(m, "GradientAddresses")
-      .def(nb::init<Address, Address, Address, Address, Address, Address>(), "x"_a = 0, "topk_weights"_a = 0,
-           "w13"_a = 0, "w2"_a = 0, "shared_w13"_a = 0, "shared_w2"_a = 0);
+      .def(nb::init<Address, Address, Matrices, Matrices, Matrices, Matrices, Matrices, Matrices>(), "x"_a,
+           "topk_weights"_a, "w1"_a, "w3"_a, "w2"_a, "shared_w1"_a, "shared_w3"_a, "shared_w2"_a);
   nb::class_<PassAddresses>(m, "PassAddresses")
       .def(nb::init<std::vector<std::int64_t>, Address, Address, Address, WeightAddresses, SavedAddresses>(),
            "tokens_per_rank"_a, "schedule"_a, "x"_a, "topk_weights"_a, "weights"_a, "saved"_a);

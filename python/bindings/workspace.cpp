@@ -8,14 +8,13 @@ namespace clowder::python {
 namespace {
 
 template <class T>
-T* at(Address address, std::int64_t offset = 0) {
-  return address == 0 ? nullptr : reinterpret_cast<T*>(address) + offset;
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
 }
 
-// Gradients of weights have two or four bytes an element.
-void* at_element(Address address, std::int64_t offset, GradientMode mode) {
-  const bool is_fp32 = mode == GradientMode::kWriteFp32 || mode == GradientMode::kAccumulateFp32;
-  return address == 0 ? nullptr : reinterpret_cast<std::byte*>(address) + offset * (is_fp32 ? 4 : 2);
+template <class T>
+T* at(Address address, std::int64_t offset) {
+  return address == 0 ? nullptr : at<T>(address) + offset;
 }
 
 void require(Address address, const char* name) {
@@ -26,7 +25,28 @@ void require(Address address, const char* name) {
   }
 }
 
+// `count` matrices: as many addresses, or one, or none where they need not exist.
+void require(const Matrices& matrices, int count, bool must_exist, const char* name) {
+  const std::size_t given = matrices.addresses.size();
+  if (given == 0 && !must_exist) return;
+  if (given != 1 && given != static_cast<std::size_t>(count)) {
+    throw Error(ErrorCode::kArgument,
+                std::string(name) + ": " + std::to_string(given) + " addresses, must be 1 or " + std::to_string(count));
+  }
+  if (!must_exist) return;
+  for (const Address address : matrices.addresses) require(address, name);
+}
+
+ExpertGradients gradients_of(const Matrices& w1, const Matrices& w3, const Matrices& w2, std::size_t i) {
+  return {at<void>(w1.of(i)), at<void>(w3.of(i)), at<void>(w2.of(i))};
+}
+
 }  // namespace
+
+Address Matrices::of(std::size_t i) const {
+  if (!exist()) return 0;
+  return addresses.size() == 1 ? addresses.front() + i * static_cast<std::size_t>(stride) : addresses.at(i);
+}
 
 VirtualWorkspace::VirtualWorkspace(const LayerShape& shape, int num_ranks, const WorkspaceOptions& options)
     : num_ranks_(num_ranks), workspace_(shape, make_virtual_group(num_ranks), options) {}
@@ -81,11 +101,15 @@ void VirtualWorkspace::forward(const PassAddresses& pass, bool save, Address out
 void VirtualWorkspace::backward(const PassAddresses& pass, Address dout, const GradientAddresses& gradients,
                                 GradientMode mode) {
   check(pass);
-  const std::lock_guard lock(one_call_at_a_time_);
   const LayerShape& shape = workspace_.shape();
+  for (const Matrices* matrices : {&gradients.w1, &gradients.w3, &gradients.w2}) {
+    require(*matrices, shape.num_experts, false, "gradients");
+  }
+  for (const Matrices* matrices : {&gradients.shared_w1, &gradients.shared_w3, &gradients.shared_w2}) {
+    require(*matrices, num_ranks_, false, "gradients");
+  }
+  const std::lock_guard lock(one_call_at_a_time_);
   const std::int64_t hidden = shape.hidden;
-  const std::int64_t w2_size = shape.intermediate * hidden;
-  const std::int64_t shared_w2_size = shape.shared_intermediate * hidden;
   const int local_experts = shape.num_experts / num_ranks_;
 
   std::vector<BackwardInputs> ranks(num_ranks_);
@@ -102,13 +126,9 @@ void VirtualWorkspace::backward(const PassAddresses& pass, Address dout, const G
     rank.dx = at<bf16>(gradients.x, first_token * hidden);
     rank.dtopk_weights = at<float>(gradients.topk_weights, first_token * shape.topk);
     for (int e = r * local_experts; e < (r + 1) * local_experts; ++e) {
-      rank.expert_gradients.push_back({at_element(gradients.w13, 2 * e * w2_size, mode),
-                                       at_element(gradients.w13, (2 * e + 1) * w2_size, mode),
-                                       at_element(gradients.w2, e * w2_size, mode)});
+      rank.expert_gradients.push_back(gradients_of(gradients.w1, gradients.w3, gradients.w2, e));
     }
-    rank.shared_gradients = {at_element(gradients.shared_w13, 2 * r * shared_w2_size, mode),
-                             at_element(gradients.shared_w13, (2 * r + 1) * shared_w2_size, mode),
-                             at_element(gradients.shared_w2, r * shared_w2_size, mode)};
+    rank.shared_gradients = gradients_of(gradients.shared_w1, gradients.shared_w3, gradients.shared_w2, r);
     first_token += pass.tokens_per_rank[r];
   }
   if (first_token > 0) require(dout, "dout");
@@ -125,12 +145,14 @@ void VirtualWorkspace::check(const PassAddresses& pass) const {
   if (summary.tokens != pass.tokens_per_rank) {
     throw Error(ErrorCode::kArgument, "tokens_per_rank: not those that the schedule was built with, must be the same");
   }
-  require(pass.weights.w13, "w13");
-  require(pass.weights.w2, "w2");
-  if (workspace_.shape().shared_intermediate > 0) {
-    require(pass.weights.shared_w13, "shared_w13");
-    require(pass.weights.shared_w2, "shared_w2");
-  }
+  const int experts = workspace_.shape().num_experts;
+  require(pass.weights.w1, experts, true, "w13");
+  require(pass.weights.w3, experts, true, "w13");
+  require(pass.weights.w2, experts, true, "w2");
+  const bool has_shared = workspace_.shape().shared_intermediate > 0;
+  require(pass.weights.shared_w1, 1, has_shared, "shared_w13");
+  require(pass.weights.shared_w3, 1, has_shared, "shared_w13");
+  require(pass.weights.shared_w2, 1, has_shared, "shared_w2");
   if (std::accumulate(pass.tokens_per_rank.begin(), pass.tokens_per_rank.end(), std::int64_t{0}) > 0) {
     require(pass.x, "x");
     require(pass.topk_weights, "topk_weights");
@@ -138,20 +160,18 @@ void VirtualWorkspace::check(const PassAddresses& pass) const {
 }
 
 std::vector<ExpertWeights> VirtualWorkspace::rank_experts(const WeightAddresses& weights, int rank) const {
-  const std::int64_t size = workspace_.shape().intermediate * workspace_.shape().hidden;
   const int local_experts = workspace_.shape().num_experts / num_ranks_;
   std::vector<ExpertWeights> experts;
   for (int e = rank * local_experts; e < (rank + 1) * local_experts; ++e) {
-    experts.push_back({at<const bf16>(weights.w13, 2 * e * size), at<const bf16>(weights.w13, (2 * e + 1) * size),
-                       at<const bf16>(weights.w2, e * size)});
+    experts.push_back(
+        {at<const bf16>(weights.w1.of(e)), at<const bf16>(weights.w3.of(e)), at<const bf16>(weights.w2.of(e))});
   }
   return experts;
 }
 
 ExpertWeights VirtualWorkspace::shared_expert(const WeightAddresses& weights) const {
-  const std::int64_t size = workspace_.shape().shared_intermediate * workspace_.shape().hidden;
-  return {at<const bf16>(weights.shared_w13), at<const bf16>(weights.shared_w13, size),
-          at<const bf16>(weights.shared_w2)};
+  return {at<const bf16>(weights.shared_w1.of(0)), at<const bf16>(weights.shared_w3.of(0)),
+          at<const bf16>(weights.shared_w2.of(0))};
 }
 
 SavedTensors VirtualWorkspace::rank_saved(const SavedAddresses& saved, int rank, std::int64_t first_token) const {

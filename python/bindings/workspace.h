@@ -14,12 +14,21 @@ namespace clowder::python {
 // The address of a tensor's first element; 0 is a tensor that is absent or empty.
 using Address = std::uintptr_t;
 
-// Weights are the global ones, in global expert order. A shared expert's two are 0 where there is none.
+// Where equal matrices lie: the address of each, or the first's and the bytes from one to the next. None: nowhere.
+struct Matrices {
+  std::vector<Address> addresses;
+  std::int64_t stride = 0;
+
+  Address of(std::size_t i) const;
+  bool exist() const { return !addresses.empty() && addresses.front() != 0; }
+};
+
+// Weights are the global ones, in global expert order; the shared expert's are one matrix each, or none.
 struct WeightAddresses {
-  Address w13 = 0;         // [E, 2I, H] bf16
-  Address w2 = 0;          // [E, H, I] bf16
-  Address shared_w13 = 0;  // [2Is, H] bf16
-  Address shared_w2 = 0;   // [H, Is] bf16
+  Matrices w1, w3;                // E of [I, H] bf16: gate, up
+  Matrices w2;                    // E of [H, I] bf16
+  Matrices shared_w1, shared_w3;  // [Is, H] bf16
+  Matrices shared_w2;             // [H, Is] bf16
 };
 
 struct SavedAddresses {
@@ -28,14 +37,14 @@ struct SavedAddresses {
   Address shared_gate_up = 0;  // [tokens, 2Is] bf16
 };
 
-// 0 is a gradient that nobody needs. Elements of the weights' gradients are of the pass's GradientMode.
+// 0, or no matrices, is a gradient that nobody needs. Those of weights have elements of the pass's GradientMode.
 struct GradientAddresses {
-  Address x = 0;             // [tokens, H] bf16
-  Address topk_weights = 0;  // [tokens, K] fp32
-  Address w13 = 0;           // [E, 2I, H]
-  Address w2 = 0;            // [E, H, I]
-  Address shared_w13 = 0;    // [R, 2Is, H], of each rank's own tokens
-  Address shared_w2 = 0;     // [R, H, Is]
+  Address x = 0;                  // [tokens, H] bf16
+  Address topk_weights = 0;       // [tokens, K] fp32
+  Matrices w1, w3;                // E of [I, H]
+  Matrices w2;                    // E of [H, I]
+  Matrices shared_w1, shared_w3;  // R of [Is, H], of each rank's own tokens
+  Matrices shared_w2;             // R of [H, Is]
 };
 
 // The inputs of one pass over all ranks: the ranks' tokens stand one after the other.
@@ -76,7 +85,7 @@ class VirtualWorkspace {
   std::mutex one_call_at_a_time_;  // the interpreter's lock is released during a call
 };
 
-// "swiglu" or "swiglu-clamp:LIMIT"; throws Error(kArgument) for others.
+// As model/activation/name.h has them; throws Error(kArgument) for others.
 Activation parse_activation_name(const std::string& name);
 
 }  // namespace clowder::python

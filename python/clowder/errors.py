@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ClowderError(RuntimeError):
-    """An error of Clowder.
+    """`ClowderError(code, message)`: an error of Clowder.
 
     Attributes:
         code: what kind of error it is.
@@ -14,9 +14,11 @@ class ClowderError(RuntimeError):
             "internal": a fault of Clowder's own.
     """
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code = code
+    # Without an __init__ of its own, because torch.compile cannot trace one of an exception.
+
+    @property
+    def code(self) -> str:
+        return self.args[0]
 
     def __str__(self) -> str:
         return self.args[1]

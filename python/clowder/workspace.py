@@ -1,40 +1,21 @@
-"""Workspaces and schedules.
-
-Operators of torch.library take tensors and plain numbers only, so a workspace enters them as its `handle`, an integer
-that this module's registry resolves. The registry holds workspaces weakly: a workspace lives as long as its owner, or an
-autograd graph that will need it, does. Handles mean nothing in another process.
-"""
+"""Workspaces and schedules."""
 
 from __future__ import annotations
 
-import itertools
-import operator
 import warnings
-import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 
-from . import _core
+from .checks import check_into, split_evenly
+from .engine import Engine, make_handle
 from .errors import ClowderError, SkippedIdsWarning, argument_error
 from .group import VirtualGroup
-
-_workspaces: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
-_next_handle = itertools.count(1)
-
-
-def workspace_of(handle: int) -> Workspace:
-    """The workspace with this handle.
-
-    Raises:
-        ClowderError: "argument" if it no longer exists.
-    """
-    workspace = _workspaces.get(int(handle))
-    if workspace is None:
-        raise argument_error("workspace", f"handle {handle}", "that of a workspace that is still alive in this process")
-    return workspace
+from .numbers import flag, integer, non_negative, optional_non_negative, positive_seconds
+from .weights import check_memory
 
 
 class Schedule(NamedTuple):
@@ -59,7 +40,8 @@ class Workspace:
     """The memory and threads that a layer's passes run on. Layers of one shape may share a workspace, in any order of
     forward and backward passes: what a pass leaves for another is in its schedule and saved tensors.
 
-    Calls from several threads run one at a time.
+    Calls from several threads run one at a time. A deep copy of a module shares its workspaces, a pickled one makes its own,
+    and a forked process goes on with its copy. Autograd graphs and compiled functions keep alive what they need.
 
     Args:
         hidden: H, width of a token, a positive multiple of 32.
@@ -68,7 +50,8 @@ class Workspace:
         topk: K, slots of a token, 1 to 16.
         max_tokens: the most tokens that one rank may hold in a step.
         shared_intermediate: Is, width of the shared expert, a multiple of 32; 0 is no shared expert.
-        activation: "swiglu", or "swiglu-clamp:LIMIT": silu(min(g, LIMIT)) * clamp(u, -LIMIT, LIMIT).
+        activation: "swiglu", "swiglu-clamp:LIMIT": silu(min(g, LIMIT)) * clamp(u, -LIMIT, LIMIT), "geglu" (gelu in its
+            tanh form), "reglu", or "gpt-oss": (clamp(u, -7, 7) + 1) * g' * sigmoid(1.702 g') with g' = min(g, 7).
         group: the expert-parallel group, `VirtualGroup(1)` if None.
         ring_rows: rows of one rank that a pass holds at once; None is the larger of three chunks and a quarter of
             ceil(1.25 * max_tokens * K).
@@ -83,6 +66,12 @@ class Workspace:
         jitter_seed: random delays in copies and tasks (for tests); 0 is none.
 
     None of ring_rows, saved_rows, keep_x, chunk_rows, blocks, poison and jitter_seed changes a bit of any result.
+
+    Attributes:
+        handle: 0-d int64 on the CPU, by which operators know the workspace.
+        ranks: R.
+        schedule_words: length of one rank's schedule, in int32.
+        ring_rows, saved_rows: as resolved; both are cut to what the worst routing fills.
 
     Raises:
         ClowderError: "argument" that names what cannot be used; "unsupported" for a device without an engine.
@@ -108,54 +97,49 @@ class Workspace:
         blocks: int | None = None,
         poison: bool = False,
         jitter_seed: int = 0,
+        _limit_advice: str = "",
     ) -> None:
-        self._arguments = dict(locals())
+        self._arguments: dict[str, Any] = dict(locals())
         del self._arguments["self"]
         self.group = VirtualGroup(1) if group is None else group
         if not isinstance(self.group, VirtualGroup):
             raise argument_error("group", repr(group), "a clowder.VirtualGroup")
-        self.device = torch.device("cpu" if device is None else device)
-        if self.device.type != "cpu":
-            raise ClowderError("unsupported", f"device: {self.device}; this build has the CPU engine only")
+        self.device = _with_engine(as_device(device))
         if not isinstance(activation, str):
             raise argument_error("activation", repr(activation), "a string")
 
-        if not 0.0 < float(timeout_s) < float("inf"):
-            raise argument_error("timeout_s", timeout_s, "above 0 and finite")
-
-        self.ranks = self.group.ranks
-        self.hidden = _count("hidden", hidden)
-        self.intermediate = _count("intermediate", intermediate)
-        self.num_experts = _count("num_experts", num_experts)
-        self.topk = _count("topk", topk)
-        self.max_tokens = _count("max_tokens", max_tokens)
-        self.shared_intermediate = _count("shared_intermediate", shared_intermediate)
+        self.ranks: int = self.group.ranks
+        self.hidden = integer("hidden", hidden)
+        self.intermediate = integer("intermediate", intermediate)
+        self.num_experts = integer("num_experts", num_experts)
+        self.topk = integer("topk", topk)
+        self.max_tokens = integer("max_tokens", max_tokens)
+        self.shared_intermediate = integer("shared_intermediate", shared_intermediate)
         self.activation = activation
-        self.keep_x = bool(keep_x)
-        self.core = _core.VirtualWorkspace(
-            ranks=self.ranks,
-            hidden=self.hidden,
-            intermediate=self.intermediate,
-            num_experts=self.num_experts,
-            topk=self.topk,
-            max_tokens=self.max_tokens,
-            shared_intermediate=self.shared_intermediate,
-            activation=activation,
-            ring_rows=_optional_count("ring_rows", ring_rows),
-            saved_rows=_optional_count("saved_rows", saved_rows),
-            chunk_rows=_optional_count("chunk_rows", chunk_rows),
-            blocks=_optional_count("blocks", blocks),
-            keep_x=self.keep_x,
-            timeout_s=float(timeout_s),
-            poison=bool(poison),
-            jitter_seed=_count("jitter_seed", jitter_seed),
-        )
-        self.ring_rows: int = self.core.ring_rows
-        self.saved_rows: int = self.core.saved_rows
-        self.schedule_words: int = self.core.schedule_words
-        self.skipped_ids = 0  # since the last check()
-        self.handle = next(_next_handle)
-        _workspaces[self.handle] = self
+        self.keep_x = flag("keep_x", keep_x)
+        options = {
+            "ranks": self.ranks,
+            "hidden": self.hidden,
+            "intermediate": self.intermediate,
+            "num_experts": self.num_experts,
+            "topk": self.topk,
+            "max_tokens": self.max_tokens,
+            "shared_intermediate": self.shared_intermediate,
+            "activation": activation,
+            "ring_rows": optional_non_negative("ring_rows", ring_rows),
+            "saved_rows": optional_non_negative("saved_rows", saved_rows),
+            "chunk_rows": optional_non_negative("chunk_rows", chunk_rows),
+            "blocks": optional_non_negative("blocks", blocks),
+            "keep_x": self.keep_x,
+            "timeout_s": positive_seconds("timeout_s", timeout_s),
+            "poison": flag("poison", poison),
+            "jitter_seed": non_negative("jitter_seed", jitter_seed),
+        }
+        self._engine = Engine(self.device, _limit_advice, options)
+        self.ring_rows: int = self._engine.ring_rows
+        self.saved_rows: int = self._engine.saved_rows
+        self.schedule_words: int = self._engine.schedule_words
+        self.handle = make_handle(self._engine)
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
@@ -178,10 +162,14 @@ class Workspace:
             ClowderError: "argument" or "timeout".
         """
         if not isinstance(topk_idx, Tensor) or topk_idx.dim() == 0:
-            raise argument_error("topk_idx", repr(topk_idx), f"a tensor [tokens, K = {self.topk}]")
+            was = "0-d" if isinstance(topk_idx, Tensor) else f"a {type(topk_idx).__name__}"
+            raise argument_error("topk_idx", was, f"a tensor [tokens, K = {self.topk}]")
+        check_memory("topk_idx", topk_idx)
         tokens = self.split(topk_idx.shape[0], tokens_per_rank)
-        table, expert_counts, skipped_ids = torch.ops.clowder.build_schedule(topk_idx, self.handle, tokens)
-        return Schedule(table, expert_counts, skipped_ids, tokens, self.layout)
+        table, expert_counts, skipped_ids = torch.ops.clowder.build_schedule(
+            topk_idx, self.operand(), tokens, self.ranks, self.num_experts, self.schedule_words
+        )
+        return Schedule(table, expert_counts, skipped_ids, tuple(tokens), self.layout)
 
     def check(self) -> None:
         """Reports what went wrong on this workspace and was not raised yet.
@@ -191,29 +179,39 @@ class Workspace:
         Raises:
             ClowderError: "timeout" if the workspace is dead because a wait ran out of time.
         """
-        self.core.check()
-        skipped, self.skipped_ids = self.skipped_ids, 0
-        if skipped:
+        self._engine.core.check()
+        if skipped := self._engine.take_skipped():
             text = f"topk_idx: {skipped} ids were neither -1 nor in [0, {self.num_experts}) and were skipped"
             warnings.warn(text, SkippedIdsWarning, stacklevel=2)
 
-    def split(self, tokens: int, tokens_per_rank: Sequence[int] | None) -> tuple[int, ...]:
-        """Tokens of each rank, checked; None is as even as can be.
+    def split(self, tokens: int, tokens_per_rank: Sequence[int] | None) -> list[int]:
+        """Tokens of each rank; None is as even as can be. Sums and limits are the operators' to check.
+
+        Raises:
+            ClowderError: "argument" if these are no counts.
+        """
+        if tokens_per_rank is None:
+            return split_evenly(tokens, self.ranks)
+        if torch.compiler.is_compiling():  # counts may be symbols
+            return list(tokens_per_rank)
+        if not isinstance(tokens_per_rank, Sequence):
+            raise argument_error("tokens_per_rank", repr(tokens_per_rank), "a sequence of counts, or None")
+        return [integer("tokens_per_rank", count) for count in tokens_per_rank]
+
+    def check_main_grads(self, flat_weights: Sequence[list[Tensor]], mains: Sequence[list[Tensor]]) -> None:
+        """Main gradients, none for some weights, suit the weights.
 
         Raises:
             ClowderError: "argument".
         """
-        if tokens_per_rank is None:
-            per_rank = tuple(tokens // self.ranks + (r < tokens % self.ranks) for r in range(self.ranks))
-        else:
-            per_rank = tuple(_count("tokens_per_rank", n) for n in tokens_per_rank)
-            if len(per_rank) != self.ranks or min(per_rank) < 0 or sum(per_rank) != tokens:
-                may_be = f"{self.ranks} counts, none below 0, that add up to the {tokens} tokens"
-                raise argument_error("tokens_per_rank", list(per_rank), may_be)
-        if max(per_rank) > self.max_tokens:
-            may_be = f"at most max_tokens = {self.max_tokens} on each rank of the workspace"
-            raise argument_error("tokens", f"{max(per_rank)} on one rank", may_be)
-        return per_rank
+        check_into(self._engine, flat_weights, mains)
+
+    def operand(self) -> Tensor:
+        """The handle as operators take it: under fake tensors a fake one, which is never read."""
+        if torch.compiler.is_compiling():
+            return self.handle
+        fake_mode = active_fake_mode()
+        return self.handle if fake_mode is None else fake_mode.from_tensor(self.handle)
 
     def __repr__(self) -> str:
         return (
@@ -234,20 +232,19 @@ def _make_workspace(arguments: dict[str, object]) -> Workspace:
     return Workspace(**arguments)  # type: ignore[arg-type]
 
 
-def _count(name: str, value: object) -> int:
+def as_device(device: torch.device | str | None) -> torch.device:
+    """The device, None being the CPU.
+
+    Raises:
+        ClowderError: "argument" if it is none.
+    """
     try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise argument_error(name, repr(value), "an integer") from None
-    if not -(2**31) <= count < 2**31:
-        raise argument_error(name, count, "within 32 bits")
-    return count
+        return torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise argument_error("device", repr(device), 'None or "cpu"') from None
 
 
-def _optional_count(name: str, value: int | None) -> int:
-    if value is None:
-        return -1  # WorkspaceOptions::kDefault
-    count = _count(name, value)
-    if count < 0:
-        raise argument_error(name, count, "None or at least 0")
-    return count
+def _with_engine(device: torch.device) -> torch.device:
+    if device.type != "cpu":
+        raise ClowderError("unsupported", f"device: {device}; this build has the CPU engine only")
+    return device

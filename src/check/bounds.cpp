@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "check/compare.h"
 #include "check/route_statistics.h"
@@ -94,16 +95,16 @@ class LayerBounder {
     const double routed = ratio(routes_.routed.total(), total, 1.0);
 
     bounds.out =
-        bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)}, {s, 2.0});
+        bound_tokens(sensitivities_.hidden, {s, routed + 1.0 - ratio(routes_.copied_out, total, 0.0)}, {s, 2.0}, true);
     const double slots = routed * (2.0 * std::max(1.0, cancellation) - 1.0);
     const double sum = 1.0 - ratio(routes_.copied_dx, total, 0.0) + kPairExcess * ratio(routes_.paired_dx, total, 0.0);
     bounds.dx = bound_tokens(sensitivities_.hidden_gradient, {s_gradient, slots + sum},
-                             {s_gradient, 2.0 * routes_.worst_cancellation + kPairExcess});
+                             {s_gradient, 2.0 * routes_.worst_cancellation + kPairExcess}, false);
     bounds.dtopk_weights = bound_topk_weights(s);
 
     const double products = std::max(1.0, cancellation) - ratio(routes_.exact_products, routes_.routed.total(), 0.0);
     bounds.dw13 = bound_w13({s_gradient, std::max(1.0, cancellation) - 1.0});
-    bounds.dw2 = bound_w2({s, std::max(0.0, products)});
+    bounds.dw2 = bound_w2({s, std::max(0.0, products) * product_rounding()});
     bounds.dshared_w13 = bound_shared_w13();
     bounds.dshared_w2 = bound_shared_w2();
     return bounds;
@@ -117,11 +118,32 @@ class LayerBounder {
   double tokens() const { return static_cast<double>(problem_.tokens()); }
   static double blocks(double columns) { return std::ceil(columns / kColumnBlock); }
 
+  // Of a part's elements, `of_mean` differ in what the mean of the hidden values makes of them, m of their mean square;
+  // an element's square is (1 - m) a^2 + 2 sqrt(m (1 - m)) a b + m b^2 for Gaussian a and b, of which only b is shared.
+  double independent(double elements, double of_mean) const {
+    const double m = sensitivities_.hidden_mean_share;
+    return elements > 0.0 && of_mean > 0.0 ? 1.0 / ((1.0 - m * m) / elements + m * m / of_mean) : elements;
+  }
+
+  // What the rounding of w h counts: a clamp that holds h leaves mantissas to the weights alone.
+  double product_rounding() const { return 1.0 + sensitivities_.partly_held_share * (worst_rounding() - 1.0); }
+
+  // Where h is held, all of a row's products w h err alike: with the kurtosis of a uniform error, 9/5, `rows` of them
+  // vary like a chi-squared variable with 2 rows / (9/5 - 1) degrees of freedom.
+  double independent_products(double rows, double elements) const {
+    const double held = sensitivities_.held_share;
+    return held > 0.0 ? both(elements, 2.5 * rows / (held * held)) : elements;
+  }
+
   // out and dx, [T, H]. `row` holds the variances of the worst token.
-  TensorBounds bound_tokens(const Propagation& propagation, const Variance& variance, const Variance& row) const {
+  TensorBounds bound_tokens(const Propagation& propagation, const Variance& variance, const Variance& row,
+                            bool is_out) const {
     const double count = routes_.hidden.count();
-    const Part tensor{count, routes_.tokens.count() * hidden(), 1.0};
-    const Part columns{count, routes_.tokens.count() * kColumnBlock, blocks(hidden())};
+    // All tokens of an expert share what the mean of the hidden values makes of its W2; dx has random signs.
+    const double even_tokens = routes_.tokens.count();
+    const double of_mean = is_out ? all_experts() : even_tokens;
+    const Part tensor{count, independent(even_tokens * hidden(), of_mean * hidden()), 1.0};
+    const Part columns{count, independent(even_tokens * kColumnBlock, of_mean * kColumnBlock), blocks(hidden())};
     const Part one_row{routes_.fewest_hidden, hidden(), kRowCare * tokens()};
     TensorBounds bounds;
     bounds.expected = bounder_.expected(variance);
@@ -136,7 +158,8 @@ class LayerBounder {
   TensorBounds bound_topk_weights(double s) const {
     const Variance variance{s, 0.0};
     const Propagation& propagation = sensitivities_.hidden;
-    const Part tensor{routes_.routes * intermediate(), routes_.routes, 1.0};
+    const double elements = independent(routes_.routes, averaging_experts() * hidden());
+    const Part tensor{routes_.routes * intermediate(), elements, 1.0};
     const Part one_row{routes_.fewest_routes * intermediate(), routes_.fewest_routes, kRowCare * tokens()};
     TensorBounds bounds;
     bounds.expected = bounder_.expected(variance);
@@ -173,6 +196,14 @@ class LayerBounder {
     return experts.count();
   }
 
+  // The shared expert among them.
+  double all_experts() const {
+    Energy experts;
+    for (const ExpertStatistics& expert : routes_.experts) experts.add(expert.rows.total(), 1.0);
+    experts.add(routes_.shared, 1.0);
+    return experts.count();
+  }
+
   double rounds_gradient() const { return is_bf16(problem_.spec.gradient_mode) ? 1.0 : 0.0; }
 
   // What becomes of a gradient's variances when it is written, or added to what is there.
@@ -196,6 +227,21 @@ class LayerBounder {
     return bounds;
   }
 
+  // A row belongs to W1 or to W3, whose gradients may differ in size; what bounds the worse of them holds for both.
+  void bound_rows_w13(double later, double rounds, const WeightParts& parts, TensorBounds& bounds) const {
+    bounds.row = bounds.row_error = 0.0;
+    const double gate_share = sensitivities_.gate_share;
+    for (const auto& [propagation, share] :
+         {std::pair(&sensitivities_.gate, gate_share), std::pair(&sensitivities_.up, 1.0 - gate_share)}) {
+      const Variance variance = stored({propagation->variance, later}, 1.0, rounds);
+      // Relative to the root mean square over the rows of both.
+      const double size = std::sqrt(2.0 * share);
+      bounds.row = std::max(bounds.row, bounder_.bound(variance, *propagation, parts.row));
+      bounds.row_error =
+          std::max(bounds.row_error, size * bounder_.error_bound(variance, *propagation, parts.row, parts.expert));
+    }
+  }
+
   TensorBounds bound_w13(const Variance& variance) const {
     const double rows = routes_.routed.count();
     const double experts = averaging_experts();
@@ -207,27 +253,35 @@ class LayerBounder {
         {smallest.rows, hidden(), kRowCare * num_experts() * outputs},
         {smallest.rows * intermediate(), outputs * hidden(), num_experts()},
     };
-    const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
     const double rounds = rounds_gradient();
     const double later = smallest.cancellation - 1.0;
-    return bound_weights(sensitivities_.hidden_gradient, stored(variance, shares_.w13, rounds),
-                         stored({variance.hidden, later}, 1.0, rounds), stored({row_variance, later}, 1.0, rounds),
-                         parts);
+    const Variance expert = stored({variance.hidden, later}, 1.0, rounds);
+    TensorBounds bounds =
+        bound_weights(sensitivities_.hidden_gradient, stored(variance, shares_.w13, rounds), expert, expert, parts);
+    bound_rows_w13(later, rounds, parts, bounds);
+    return bounds;
   }
 
   TensorBounds bound_w2(const Variance& variance) const {
     const double rows = routes_.routed.count();
     const double experts = averaging_experts();
     const SmallestExpert smallest = smallest_expert();
+    // A row's columns share what the mean of the hidden values makes of it.
+    const auto products_of = [&](double rows_of_part, double elements, double of_mean) {
+      return independent_products(rows_of_part, independent(elements, of_mean));
+    };
     const WeightParts parts{
-        {rows * intermediate(), experts * hidden() * intermediate(), 1.0},
-        {rows * kColumnBlock, experts * hidden() * kColumnBlock, blocks(intermediate())},
+        {rows * intermediate(), products_of(rows, experts * hidden() * intermediate(), experts * hidden()), 1.0},
+        {rows * kColumnBlock, products_of(rows, experts * hidden() * kColumnBlock, experts * hidden()),
+         blocks(intermediate())},
         // One column of dy multiplies all of a row.
-        {smallest.rows * intermediate(), intermediate(), kRowCare * num_experts() * hidden(), kGaussianKurtosis},
-        {smallest.rows * intermediate(), hidden() * intermediate(), num_experts()},
+        {smallest.rows * intermediate(), products_of(smallest.rows, intermediate(), 1.0),
+         kRowCare * num_experts() * hidden(), kGaussianKurtosis},
+        {smallest.rows * intermediate(), products_of(smallest.rows, hidden() * intermediate(), hidden()),
+         num_experts()},
     };
     const double rounds = rounds_gradient();
-    const Variance expert{variance.hidden, smallest.cancellation};
+    const Variance expert{variance.hidden, smallest.cancellation * product_rounding()};
     return bound_weights(sensitivities_.hidden, stored(variance, shares_.w2, rounds), stored(expert, 1.0, rounds),
                          stored(expert, 1.0, rounds), parts);
   }
@@ -247,20 +301,21 @@ class LayerBounder {
         {tokens(), hidden(), kRowCare * outputs},
         {values, outputs * hidden(), 1.0},
     };
-    const double row_variance = std::max(sensitivities_.gate_variance, sensitivities_.up_variance);
     const double rounds = shared_roundings();
     const Variance variance = stored({sensitivities_.hidden_gradient.variance, 0.0}, shares_.shared_w13, rounds);
-    return bound_weights(sensitivities_.hidden_gradient, variance, variance, stored({row_variance, 0.0}, 1.0, rounds),
-                         parts);
+    TensorBounds bounds = bound_weights(sensitivities_.hidden_gradient, variance, variance, variance, parts);
+    bound_rows_w13(0.0, rounds, parts, bounds);
+    return bounds;
   }
 
   TensorBounds bound_shared_w2() const {
     const double values = tokens() * shared_intermediate();
+    const double elements = independent(hidden() * shared_intermediate(), hidden());
     const WeightParts parts{
-        {values, hidden() * shared_intermediate(), 1.0},
-        {tokens() * kColumnBlock, hidden() * kColumnBlock, blocks(shared_intermediate())},
-        {values, shared_intermediate(), kRowCare * hidden(), kGaussianKurtosis},
-        {values, hidden() * shared_intermediate(), 1.0},
+        {values, elements, 1.0},
+        {tokens() * kColumnBlock, independent(hidden() * kColumnBlock, hidden()), blocks(shared_intermediate())},
+        {values, independent(shared_intermediate(), 1.0), kRowCare * hidden(), kGaussianKurtosis},
+        {values, elements, 1.0},
     };
     const double rounds = shared_roundings();
     const Variance variance = stored({sensitivities_.hidden.variance, 0.0}, shares_.shared_w2, rounds);
@@ -286,7 +341,9 @@ double solve(double target, double near, double far) {
 
 }  // namespace
 
-double rounding_error() { return 0x1p-7 * std::sqrt(3.0 / (8.0 * std::log(2.0)) / 12.0); }
+double rounding_error() { return 0x1p-7 * std::sqrt(1.0 / worst_rounding() / 12.0); }
+
+double worst_rounding() { return 8.0 * std::log(2.0) / 3.0; }
 
 double ratio_factor(double n, double parts) {
   if (n <= 0.0) return kUnbounded;

@@ -21,6 +21,11 @@
 // multiple of their unit q: where it needs rounding to 2 q, the error is q for every other sum, q^2 / 2 on average
 // instead of (2 q)^2 / 12; where not, it is 0. Together that counts 7/6. fp32 sums of n terms add n * 2^-48.
 //
+// **Clamps and means.** Where a clamp holds g or u, h is a function of one bf16 value, and where it holds both, a
+// constant: its mantissas do not spread, and a rounding of h or of w h may count up to 1 / 0.541. A constant's own
+// rounding is known. Where h has a mean, as of gpt-oss's (u + 1), its part of out is the same for all tokens of an
+// expert up to their weights, and its part of dw2 the same for all columns: fewer independent elements, below.
+//
 // **Chance.** ||error|| / ||reference|| over a part with few values strays from its mean. Let n count its independent
 // contributions, as degrees of freedom: 1 + 2 / n = (1 + 2 / a) (1 + 2 / b) for a = hidden values * freedom
 // (sensitivity.h), and b elements, each a sum of hidden values with random signs. The ratio's square spreads like an F
@@ -41,6 +46,8 @@ namespace clowder::check {
 
 // c above.
 double rounding_error();
+// The square of a rounding's relative error, in units of c^2, where all mantissas are 1: 1 / 0.541.
+double worst_rounding();
 
 // Factors of the formulas above, for one part of `parts` with n degrees of freedom: r of a ratio, r of an error alone,
 // and what a size may be below its mean.

@@ -23,7 +23,7 @@ struct TensorShape {
 };
 
 // Each relative error is ||a - ref|| / ||ref|| over its part: 0 when both are all zero, infinite when only the
-// reference is, and infinite when the part of `a` holds a NaN or an infinity.
+// reference is, and infinite when the part of `a` holds a NaN or an infinity. An error below 2^-120 counts as none.
 struct Comparison {
   double rel = 0.0;
   double rel_worst_column_block = 0.0;  // over blocks of kColumnBlock columns

@@ -32,7 +32,8 @@ void DeviceMirror::add(const void* host, std::size_t bytes) {
 
 void DeviceMirror::upload() {
   for (const Buffer& buffer : buffers_) {
-    sm90::require(cudaMemcpy(buffer.device, buffer.host, buffer.bytes, cudaMemcpyHostToDevice), "copying to the device");
+    sm90::require(cudaMemcpy(buffer.device, buffer.host, buffer.bytes, cudaMemcpyHostToDevice),
+                  "copying to the device");
   }
 }
 

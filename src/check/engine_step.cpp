@@ -59,9 +59,9 @@ void EngineStep::allocate_backward(bool keep_x) {
 void EngineStep::add_to_mirror() {
   mirror_.add(problem_.topk_idx);
   mirror_.add(problem_.topk_weights);
-  for (const std::vector<bf16>* tensor : std::initializer_list<const std::vector<bf16>*>{&problem_.x, &problem_.dout, &problem_.w13, &problem_.w2, &problem_.shared_w13,
-                                          &problem_.shared_w2, &saved_gate_up_, &saved_x_, &saved_shared_gate_up_, &out_,
-                                          &dx_}) {
+  for (const std::vector<bf16>* tensor : std::initializer_list<const std::vector<bf16>*>{
+           &problem_.x, &problem_.dout, &problem_.w13, &problem_.w2, &problem_.shared_w13, &problem_.shared_w2,
+           &saved_gate_up_, &saved_x_, &saved_shared_gate_up_, &out_, &dx_}) {
     mirror_.add(*tensor);
   }
   mirror_.add(schedules_);
@@ -129,21 +129,23 @@ BackwardInputs EngineStep::backward_inputs(int rank) {
   return inputs;
 }
 
-void EngineStep::run(Workspace& workspace) {
-  std::vector<ExpertIds> expert_ids;
-  std::vector<std::int32_t*> schedules;
-  std::vector<ForwardInputs> forward;
-  std::vector<BackwardInputs> backward;
+StepArguments EngineStep::arguments() {
+  StepArguments arguments;
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    expert_ids.push_back(ids(rank));
-    schedules.push_back(schedule(rank));
-    forward.push_back(forward_inputs(rank));
-    if (!problem_.spec.forward_only) backward.push_back(backward_inputs(rank));
+    arguments.ids.push_back(ids(rank));
+    arguments.schedules.push_back(schedule(rank));
+    arguments.forward.push_back(forward_inputs(rank));
+    if (!problem_.spec.forward_only) arguments.backward.push_back(backward_inputs(rank));
   }
+  return arguments;
+}
+
+void EngineStep::run(Workspace& workspace) {
+  const StepArguments passes = arguments();
   mirror_.upload();
-  workspace.build_schedule(expert_ids, schedules);
-  workspace.forward(forward);
-  if (!problem_.spec.forward_only) workspace.backward(backward, problem_.spec.gradient_mode);
+  workspace.build_schedule(passes.ids, passes.schedules);
+  workspace.forward(passes.forward);
+  if (!problem_.spec.forward_only) workspace.backward(passes.backward, problem_.spec.gradient_mode);
   mirror_.download();
   workspace.check();
 }
@@ -216,7 +218,8 @@ std::vector<ExpertWeights> EngineStep::expert_weights(int rank) const {
   std::vector<ExpertWeights> experts;
   for (std::int64_t e = rank * local_experts; e < (rank + 1) * local_experts; ++e) {
     experts.push_back({mirror_.of(problem_.w13.data() + 2 * e * size),
-                       mirror_.of(problem_.w13.data() + (2 * e + 1) * size), mirror_.of(problem_.w2.data() + e * size)});
+                       mirror_.of(problem_.w13.data() + (2 * e + 1) * size),
+                       mirror_.of(problem_.w2.data() + e * size)});
   }
   return experts;
 }

@@ -12,6 +12,14 @@
 
 namespace clowder::check {
 
+// What the passes of a step take, all ranks' at once. `backward` is empty with forward_only.
+struct StepArguments {
+  std::vector<ExpertIds> ids;
+  std::vector<std::int32_t*> schedules;
+  std::vector<ForwardInputs> forward;
+  std::vector<BackwardInputs> backward;
+};
+
 // The ranks' outputs as slices of global tensors, gradients of a shared expert one after the other. Ranks' calls may be
 // made from different threads, since they share nothing that is written.
 class EngineStep {
@@ -27,6 +35,7 @@ class EngineStep {
   std::int32_t* schedule(int rank);
   ForwardInputs forward_inputs(int rank);
   BackwardInputs backward_inputs(int rank);
+  StepArguments arguments();
 
   // Schedule, forward and backward (unless forward_only) of all ranks at once, on a workspace that drives them all.
   void run(Workspace& workspace);

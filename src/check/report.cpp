@@ -34,6 +34,34 @@ GradientShares add_main_gradients(const Problem& problem, ReferenceResults& refe
   return shares;
 }
 
+// Takes each open choice as the engine took it, by what its row of dw13 shows of the token's x: as one of both sides,
+// whichever is nearer, so that anything else is still an error.
+void settle_choices(const Problem& problem, const LayerTensors& tensors, ReferenceResults& reference) {
+  const LayerShape& shape = problem.shape;
+  const std::int64_t hidden = shape.hidden;
+  std::vector<double> x(static_cast<std::size_t>(hidden));
+  for (const OpenChoice& choice : reference.choices) {
+    const bool is_shared = choice.expert < 0;
+    const std::int64_t row = (is_shared ? 0 : choice.expert * 2 * shape.intermediate) + choice.output;
+    std::vector<double>& gradient = is_shared ? reference.dshared_w13 : reference.dw13;
+    const std::vector<float>& actual = is_shared ? tensors.dshared_w13 : tensors.dw13;
+    const std::vector<bf16>& w13 = is_shared ? problem.shared_w13 : problem.w13;
+    double along = 0.0;
+    double size = 0.0;
+    for (std::int64_t j = 0; j < hidden; ++j) {
+      x[j] = static_cast<double>(to_float(problem.x[choice.token * hidden + j]));
+      along += x[j] * (static_cast<double>(actual[row * hidden + j]) - gradient[row * hidden + j]);
+      size += x[j] * x[j];
+    }
+    const double d = choice.difference;
+    if (!(along * d > 0.5 * d * d * size)) continue;
+    for (std::int64_t j = 0; j < hidden; ++j) {
+      gradient[row * hidden + j] += d * x[j];
+      reference.dx[choice.token * hidden + j] += d * static_cast<double>(to_float(w13[row * hidden + j]));
+    }
+  }
+}
+
 std::string digest_as(bool is_bf16_tensor, const std::vector<float>& values) {
   if (!is_bf16_tensor) return digest(std::span<const float>(values));
   std::vector<bf16> rounded(values.size());
@@ -97,6 +125,8 @@ ReferenceResults compute_reference(const Problem& problem, int threads) {
 std::vector<TensorReport> judge(const Problem& problem, const LayerTensors& tensors, ReferenceResults& reference) {
   const LayerShape& shape = problem.shape;
   const LayerBounds bounds = compute_bounds(problem, add_main_gradients(problem, reference));
+  if (tensors.dw13.size() == reference.dw13.size() && tensors.dshared_w13.size() == reference.dshared_w13.size())
+    settle_choices(problem, tensors, reference);
   const bool bf16_gradients = is_bf16(problem.spec.gradient_mode);
   std::vector<TensorReport> reports;
   const auto add = [&](const char* name, const TensorShape& matrix, const std::vector<float>& actual,

@@ -90,14 +90,6 @@ std::int64_t resolve_saved(const Problem& problem, const RowCount& count) {
   return WorkspaceOptions::kDefault;
 }
 
-WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat) {
-  WorkspaceOptions result = options.workspace;
-  result.ring_rows = resolve_ring(problem, options.ring_rows, options.workspace.engine);
-  result.saved_rows = resolve_saved(problem, options.saved_rows);
-  if (options.jitter) result.jitter_seed = mix_bits(problem.spec.seed * 1024 + static_cast<std::uint64_t>(repeat)) | 1u;
-  return result;
-}
-
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Runs the repeats and fills in everything of `report` but the tensors, which it returns.
@@ -176,6 +168,14 @@ LostRank parse_lost_rank(const std::string& text) {
     return lost;
   }
   reject("lose-rank: \"" + text + "\", must be a rank, or a rank and schedule, forward or backward, as in 1:backward");
+}
+
+WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat) {
+  WorkspaceOptions result = options.workspace;
+  result.ring_rows = resolve_ring(problem, options.ring_rows, options.workspace.engine);
+  result.saved_rows = resolve_saved(problem, options.saved_rows);
+  if (options.jitter) result.jitter_seed = mix_bits(problem.spec.seed * 1024 + static_cast<std::uint64_t>(repeat)) | 1u;
+  return result;
 }
 
 Report run_check(const ProblemSpec& spec, const RunOptions& options) {

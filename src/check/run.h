@@ -46,6 +46,9 @@ struct RunOptions {
   std::function<void(const char* stage)> progress = [](const char*) {};
 };
 
+// Those of a workspace for `problem`. Each repeat with jitter draws other delays.
+WorkspaceOptions make_workspace_options(const Problem& problem, const RunOptions& options, int repeat);
+
 // Runs every repeat, compares the first with the reference and the others with the first, bit by bit.
 Report run_check(const ProblemSpec& spec, const RunOptions& options);
 

@@ -31,8 +31,14 @@ struct Propagation {
 struct Sensitivities {
   Propagation hidden;           // h: the roundings of g, u and h
   Propagation hidden_gradient;  // dg and du together: the roundings of g, u and of themselves
-  double gate_variance = 0.0;   // of dg alone
-  double up_variance = 0.0;     // of du alone
+  Propagation gate;             // dg alone
+  Propagation up;               // du alone
+  double gate_share = 0.0;      // of dg's mean square in that of dg and du together
+  // Squared mean of h over its mean square. Roundings have no mean; the values of h that share one vary less freely.
+  double hidden_mean_share = 0.0;
+  // Of the mean square of h, the part where clamps hold g or u, and where they hold both.
+  double partly_held_share = 0.0;
+  double held_share = 0.0;
 };
 
 // g and u have mean 0 and standard deviation `scale`.

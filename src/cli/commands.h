@@ -22,5 +22,7 @@ struct Chosen {
 
 void add_info_command(CLI::App& program, Chosen& chosen);
 void add_check_command(CLI::App& program, Chosen& chosen);
+void add_bench_command(CLI::App& program, Chosen& chosen);
+void add_trace_command(CLI::App& program, Chosen& chosen);
 
 }  // namespace clowder::cli

@@ -49,6 +49,8 @@ int run(int argc, char** argv) {
   Chosen chosen;
   add_info_command(program, chosen);
   add_check_command(program, chosen);
+  add_bench_command(program, chosen);
+  add_trace_command(program, chosen);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

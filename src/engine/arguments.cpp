@@ -87,7 +87,30 @@ void refuse_argument(const std::string& name, const std::string& was, const std:
 }
 
 void require_pointer(const void* pointer, const char* name) {
-  if (pointer == nullptr) refuse_argument(name, "a null pointer", "memory");
+  if (pointer == nullptr) refuse_argument(name, "a null pointer", "one to what the call uses");
+}
+
+void check_group(const Group* group) {
+  require_pointer(group, "group");
+  const std::vector<int>& ranks = group->local_ranks();
+  const auto is_out_of_order = [&](int a, int b) { return a >= b; };
+  const bool ascends = std::adjacent_find(ranks.begin(), ranks.end(), is_out_of_order) == ranks.end();
+  if (ranks.empty() || ranks.front() < 0 || ranks.back() >= group->size() || !ascends) {
+    refuse_argument("group", std::to_string(ranks.size()) + " local ranks, not all in order and in the group",
+                    "one with at least one local rank, ascending, below its size of " + std::to_string(group->size()));
+  }
+}
+
+std::byte* checked_base(const SymmetricMemory* memory, int rank) {
+  constexpr std::uintptr_t kAlignment = 256;
+  require_pointer(memory, "group.allocate");
+  std::byte* base = memory->base(rank);
+  require_pointer(base, "group.allocate");
+  if (reinterpret_cast<std::uintptr_t>(base) % kAlignment != 0) {
+    refuse_argument("group.allocate", "memory of rank " + std::to_string(rank) + " that is not aligned",
+                    "aligned to " + std::to_string(kAlignment) + " bytes");
+  }
+  return base;
 }
 
 WorkspaceOptions resolve_options(const LayerShape& shape, int num_ranks, const WorkspaceOptions& options,

@@ -13,6 +13,11 @@ namespace clowder {
 [[noreturn]] void refuse_argument(const std::string& name, const std::string& was, const std::string& may_be);
 void require_pointer(const void* pointer, const char* name);
 
+// A group of a user's own may be anything.
+void check_group(const Group* group);
+// Rank `rank`'s part of what a group allocated.
+std::byte* checked_base(const SymmetricMemory* memory, int rank);
+
 // The numbers of an engine that decide on options.
 struct EngineLimits {
   std::int32_t block_rows = 0;

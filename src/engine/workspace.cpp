@@ -1,4 +1,5 @@
 #include <mutex>
+#include <new>
 
 #include "clowder/layer.h"
 #include "engine/arguments.h"
@@ -6,6 +7,20 @@
 #include "model/shape.h"
 
 namespace clowder {
+
+namespace {
+
+// A machine without enough memory is an error like others. What was asked for has not begun.
+template <class Call>
+auto or_too_little_memory(const Call& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kUnsupported, "memory: this machine has too little for a layer of this shape");
+  }
+}
+
+}  // namespace
 
 class Workspace::Implementation {
  public:
@@ -17,21 +32,21 @@ class Workspace::Implementation {
     const std::lock_guard lock(one_call_at_a_time_);
     engine_->check();
     check_ids(engine_->shape(), engine_->group(), ids, schedules);
-    engine_->build_schedule(ids, schedules, stream);
+    or_too_little_memory([&] { engine_->build_schedule(ids, schedules, stream); });
   }
 
   void forward(const std::vector<ForwardInputs>& ranks, Stream stream) {
     const std::lock_guard lock(one_call_at_a_time_);
     engine_->check();
     check_forward(engine_->shape(), engine_->group(), ranks);
-    engine_->forward(ranks, stream);
+    or_too_little_memory([&] { engine_->forward(ranks, stream); });
   }
 
   void backward(const std::vector<BackwardInputs>& ranks, GradientMode mode, Stream stream) {
     const std::lock_guard lock(one_call_at_a_time_);
     engine_->check();
     check_backward(engine_->shape(), engine_->group(), ranks, mode);
-    engine_->backward(ranks, mode, stream);
+    or_too_little_memory([&] { engine_->backward(ranks, mode, stream); });
   }
 
  private:
@@ -44,9 +59,9 @@ namespace {
 std::unique_ptr<Engine> make_engine(const LayerShape& shape, std::shared_ptr<Group> group,
                                     const WorkspaceOptions& options) {
   const EngineType& type = engine_type(options.engine);
-  if (group == nullptr) refuse_argument("group", "a null pointer", "a group");
+  check_group(group.get());
   validate(shape, group->size());
-  return type.make(shape, std::move(group), options);
+  return or_too_little_memory([&] { return type.make(shape, std::move(group), options); });
 }
 
 }  // namespace

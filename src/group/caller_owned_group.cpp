@@ -26,7 +26,8 @@ class CallerOwnedGroup : public Group {
   const std::vector<int>& local_ranks() const override { return ranks_; }
 
   std::shared_ptr<SymmetricMemory> allocate(std::size_t bytes_per_rank) override {
-    if (is_taken_) throw Error(ErrorCode::kArgument, "group: its memory serves one workspace; make another group");
+    if (is_taken_)
+      throw Error(ErrorCode::kArgument, "group: its memory serves a workspace already, must be a group of its own");
     if (bytes_per_rank > bytes_per_rank_) {
       throw Error(ErrorCode::kArgument, "bytes_per_rank: " + std::to_string(bytes_per_rank_) + ", must be at least " +
                                             std::to_string(bytes_per_rank) + " for this workspace");
@@ -54,8 +55,10 @@ std::shared_ptr<Group> make_caller_owned_group(int rank, std::vector<std::byte*>
   for (int r = 0; r < size; ++r) {
     const std::byte* base = bases[static_cast<std::size_t>(r)];
     if (base == nullptr || reinterpret_cast<std::uintptr_t>(base) % kAlignment != 0) {
-      throw Error(ErrorCode::kArgument, "bases[" + std::to_string(r) + "]: must be mapped memory aligned to " +
-                                            std::to_string(kAlignment) + " bytes");
+      throw Error(ErrorCode::kArgument,
+                  "bases[" + std::to_string(r) +
+                      "]: " + (base == nullptr ? "a null pointer" : "memory that is not aligned") +
+                      ", must be mapped memory aligned to " + std::to_string(kAlignment) + " bytes");
     }
   }
   return std::make_shared<CallerOwnedGroup>(rank, std::move(bases), bytes_per_rank);

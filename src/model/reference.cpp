@@ -1,5 +1,8 @@
 #include "model/reference.h"
 
+#include <cmath>
+#include <type_traits>
+
 #include "model/activation/dispatch.h"
 #include "model/bf16.h"
 #include "model/matrix_product.h"
@@ -16,26 +19,51 @@ Matrix make_matrix(std::int64_t rows, std::int64_t columns) {
 
 double round_to_bf16(double value) { return static_cast<double>(to_float(to_bf16(static_cast<float>(value)))); }
 
-// Activations as the reference takes them: where the bf16 value is clamped, so is the exact one, and nowhere else.
-GatedGradient<double> masked_gradient(const Swiglu& activation, double g, double u) {
-  return activation.gradient(g, u);
+// Where the bf16 value is clamped, so is the exact one, and nowhere else.
+template <class F>
+GatedGradient<double> masked_gradient(const F& activation, double g, double u) {
+  return activation.gradient_on(activation.piece(round_to_bf16(g), round_to_bf16(u)), g, u);
 }
 
-GatedGradient<double> masked_gradient(const SwigluClamp& activation, double g, double u) {
-  const double limit = static_cast<double>(activation.limit);
-  const double rounded_u = round_to_bf16(u);
-  const bool g_clamped = round_to_bf16(g) > limit;
-  const bool u_clamped = rounded_u > limit || rounded_u < -limit;
-  if (g_clamped) g = limit;
-  if (u_clamped) u = rounded_u > 0.0 ? limit : -limit;
-  GatedGradient<double> result = Swiglu{}.gradient(g, u);
-  if (g_clamped) result.dg = 0.0;
-  if (u_clamped) result.du = 0.0;
-  return result;
+// How far a sum of `terms` products in fp32, of typical size `size`, may be from the exact one: `terms` roundings of
+// partial sums of its own size. Roundings have random signs, so this is many times what they add up to.
+double sum_error(std::int64_t terms, double size) { return 0x1p-24 * static_cast<double>(terms) * size; }
+
+double root_mean_square(const double* values, std::int64_t count) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < count; ++i) sum += values[i] * values[i];
+  return std::sqrt(sum / static_cast<double>(count));
 }
+
+// What f has on the other side of a corner that g, or u, may be on within `reach`: that derivative less this one; 0
+// where there is no such corner.
+template <class F>
+struct OtherSide {
+  const F& f;
+  double g, u;
+
+  double gate(double reach) const {
+    return difference(g - reach, u, g + reach, u, [](const auto& gradient) { return gradient.dg; });
+  }
+  double up(double reach) const {
+    return difference(g, u - reach, g, u + reach, [](const auto& gradient) { return gradient.du; });
+  }
+
+ private:
+  template <class Part>
+  double difference(double low_g, double low_u, double high_g, double high_u, const Part& part) const {
+    const auto piece_at = [&](double a, double b) { return f.piece(round_to_bf16(a), round_to_bf16(b)); };
+    const auto here = piece_at(g, u);
+    const auto low = piece_at(low_g, low_u);
+    const auto high = piece_at(high_g, high_u);
+    if (low == here && high == here) return 0.0;
+    return part(f.gradient_on(low == here ? high : low, g, u)) - part(f.gradient_on(here, g, u));
+  }
+};
 
 // One expert's two matrices.
 struct ExpertView {
+  std::int32_t index;  // -1: the shared expert
   const bf16* w13;
   const bf16* w2;
   std::int64_t intermediate;
@@ -70,7 +98,7 @@ class Reference {
     const std::vector<std::vector<Row>> rows = rows_of_experts();
     for (std::int32_t e = 0; e < inputs_.shape.num_experts; ++e) {
       const std::int64_t size = e * intermediate * hidden_;
-      const ExpertView expert{inputs_.w13.data() + 2 * size, inputs_.w2.data() + size, intermediate};
+      const ExpertView expert{e, inputs_.w13.data() + 2 * size, inputs_.w2.data() + size, intermediate};
       run_expert(expert, rows[static_cast<std::size_t>(e)], results_.dw13.data() + 2 * size,
                  results_.dw2.data() + size);
     }
@@ -95,7 +123,7 @@ class Reference {
   void run_shared_expert() {
     std::vector<Row> rows;
     for (std::int64_t token = 0; token < tokens_; ++token) rows.push_back({token, -1, 1.0});
-    const ExpertView expert{inputs_.shared_w13.data(), inputs_.shared_w2.data(), inputs_.shape.shared_intermediate};
+    const ExpertView expert{-1, inputs_.shared_w13.data(), inputs_.shared_w2.data(), inputs_.shape.shared_intermediate};
     run_expert(expert, rows, results_.dshared_w13.data(), results_.dshared_w2.data());
   }
 
@@ -123,11 +151,13 @@ class Reference {
   // What the activation makes of one expert's rows, each [rows, I].
   struct Hidden {
     Matrix h, dg, du;
+    std::vector<std::vector<OpenChoice>> choices;  // of each row
   };
 
   Hidden activate(const ExpertView& expert, const Matrix& x, std::int64_t rows) const {
     const std::int64_t width = expert.intermediate;
-    Hidden hidden{make_matrix(rows, width), make_matrix(rows, width), make_matrix(rows, width)};
+    Hidden hidden{make_matrix(rows, width), make_matrix(rows, width), make_matrix(rows, width), {}};
+    hidden.choices.resize(static_cast<std::size_t>(rows));
     const ProductShape product{rows, width, hidden_};
     const auto x_view = row_major(x.data(), hidden_);
     const bf16* w3 = expert.w13 + width * hidden_;
@@ -135,6 +165,8 @@ class Reference {
     multiply_add(product, x_view, row_major(w3, hidden_).transposed(), hidden.du.data(), threads_);
     with_activation(inputs_.shape.activation, [&](const auto& activation) {
       parallel_for(rows, threads_, [&](std::int64_t row) {
+        if (has_backward())
+          hidden.choices[static_cast<std::size_t>(row)] = find_choices(activation, hidden, row, width);
         for (std::int64_t i = row * width; i < (row + 1) * width; ++i) {
           const auto index = static_cast<std::size_t>(i);
           const GatedGradient<double> f = masked_gradient(activation, hidden.dg[index], hidden.du[index]);
@@ -145,6 +177,25 @@ class Reference {
       });
     });
     return hidden;
+  }
+
+  // Before g and u of the row, in hidden.dg and hidden.du, are replaced.
+  template <class F>
+  std::vector<OpenChoice> find_choices(const F& activation, const Hidden& hidden, std::int64_t row,
+                                       std::int64_t width) const {
+    std::vector<OpenChoice> choices;
+    if constexpr (!std::is_same_v<typename F::Piece, OnePiece>) {
+      const double* g = hidden.dg.data() + row * width;
+      const double* u = hidden.du.data() + row * width;
+      const double reach_g = sum_error(hidden_, root_mean_square(g, width));
+      const double reach_u = sum_error(hidden_, root_mean_square(u, width));
+      for (std::int64_t i = 0; i < width; ++i) {
+        const OtherSide<F> other{activation, g[i], u[i]};
+        if (const double d = other.gate(reach_g); d != 0.0) choices.push_back({0, 0, i, d});
+        if (const double d = other.up(reach_u); d != 0.0) choices.push_back({0, 0, width + i, d});
+      }
+    }
+    return choices;
   }
 
   void run_expert(const ExpertView& expert, const std::vector<Row>& rows, double* dw13, double* dw2) {
@@ -171,6 +222,13 @@ class Reference {
                  threads_);
     for (std::int64_t r = 0; r < count; ++r) {
       const Row& row = rows[static_cast<std::size_t>(r)];
+      for (OpenChoice choice : hidden.choices[static_cast<std::size_t>(r)]) {
+        const std::int64_t column = choice.output % width;
+        choice.expert = expert.index;
+        choice.token = row.token;
+        choice.difference *= row.weight * dh[static_cast<std::size_t>(r * width + column)];
+        results_.choices.push_back(choice);
+      }
       double dw = 0.0;
       for (std::int64_t i = r * width; i < (r + 1) * width; ++i) {
         const auto index = static_cast<std::size_t>(i);

@@ -26,6 +26,15 @@ struct ReferenceInputs {
   bool forward_only = false;               // dout is not read
 };
 
+// An element of dg or du that an engine may rightly take on the other side of a corner: its g or u, summed in fp32, may
+// round to another bf16 value than the exact one. Forward is continuous there and does not tell.
+struct OpenChoice {
+  std::int32_t expert = 0;  // -1: the shared expert
+  std::int64_t token = 0;   // of the global batch
+  std::int64_t output = 0;  // row of w13: below I of dg, then of du
+  double difference = 0.0;  // of the gradient on the other side
+};
+
 // Gradients are empty where forward alone was asked for.
 struct ReferenceResults {
   std::vector<double> out;            // [T, H]
@@ -35,6 +44,7 @@ struct ReferenceResults {
   std::vector<double> dw2;            // [E, H, I]
   std::vector<double> dshared_w13;    // [2Is, H], of all tokens
   std::vector<double> dshared_w2;     // [H, Is]
+  std::vector<OpenChoice> choices;    // taken in dx, dw13 and dshared_w13 as the exact g and u have it
 };
 
 // The same bits for any number of threads.

@@ -39,6 +39,9 @@ std::int64_t most_tokens(const LayerShape& shape, int num_ranks) {
 void validate_activation(const Activation& activation) {
   switch (activation.kind) {
     case ActivationKind::kSwiglu:
+    case ActivationKind::kGeglu:
+    case ActivationKind::kReglu:
+    case ActivationKind::kGptOss:
       return;
     case ActivationKind::kSwigluClamp:
       if (activation.limit > 0.0f && std::isfinite(activation.limit)) return;

@@ -2,6 +2,11 @@
 
 namespace clowder {
 
+Error::Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+Error::Error(const Error&) noexcept = default;
+Error& Error::operator=(const Error&) noexcept = default;
+Error::~Error() = default;
+
 const char* to_string(ErrorCode code) {
   switch (code) {
     case ErrorCode::kArgument:

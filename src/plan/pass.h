@@ -165,11 +165,10 @@ CLOWDER_HD inline void emit_chunk(Sink& sink, TaskKind kind, std::int32_t rank_i
 template <class Sink>
 CLOWDER_HD inline void emit_tokens(const PassShape& shape, Sink& sink, TaskKind kind, std::int32_t rank_index,
                                    const RankPass& rank, std::int32_t num_tiles) {
+  const std::int32_t group = shape.ring.chunk_blocks;
   const std::int32_t end = token_blocks(shape, rank);
-  for (std::int32_t first = 0; first < end; first += shape.ring.chunk_blocks) {
-    const std::int32_t rest = end - first;
-    emit_math(sink, kind, rank_index, first, rest < shape.ring.chunk_blocks ? rest : shape.ring.chunk_blocks,
-              num_tiles);
+  for (std::int32_t first = 0; first < end; first += group) {
+    emit_math(sink, kind, rank_index, first, end - first < group ? end - first : group, num_tiles);
   }
 }
 

@@ -2,6 +2,18 @@
 
 namespace clowder::plan {
 
+const char* to_string(Pass pass) {
+  switch (pass) {
+    case Pass::kSchedule:
+      return "schedule";
+    case Pass::kForward:
+      return "forward";
+    case Pass::kBackward:
+      return "backward";
+  }
+  return "unknown pass";
+}
+
 const char* to_string(TaskKind kind) {
   switch (kind) {
     case TaskKind::kStageIds:

@@ -9,6 +9,8 @@ namespace clowder::plan {
 
 enum class Pass : std::int32_t { kSchedule, kForward, kBackward };
 
+const char* to_string(Pass pass);
+
 enum class TaskKind : std::int32_t {
   // Copy tasks.
   kStageIds,       // publish this rank's T_r and topk_idx

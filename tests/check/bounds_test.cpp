@@ -11,7 +11,7 @@
 #include "check/report.h"
 #include "check/sensitivity.h"
 #include "emulation.h"
-#include "model/activation/swiglu.h"
+#include "model/all_activations.h"
 #include "model/bf16.h"
 
 namespace clowder::check {
@@ -61,30 +61,63 @@ TEST(RoundingError, IsWhatRoundingGaussiansGivesAtEveryScale) {
   EXPECT_NEAR(rounding_error(), 1.659e-3, 1e-6);
 }
 
+struct Ratio {
+  double size = 0.0;
+  double error = 0.0;
+  double fourth = 0.0;
+
+  void add(double exact, double difference) {
+    size += exact * exact;
+    fourth += std::pow(exact, 4);
+    error += difference * difference;
+  }
+  double variance() const { return error / size / (rounding_error() * rounding_error()); }
+};
+
 // By Monte Carlo: the quadrature and the second derivatives are right.
 TEST(Sensitivities, AreWhatRoundingShows) {
+  constexpr int kSamples = 200000;
   std::mt19937 random(8);
   std::normal_distribution<double> normal;
-  for (const double scale : {0.3, 1.0, 4.0}) {
-    const Sensitivities expected = compute_sensitivities({}, scale);
-    double size = 0.0, error = 0.0, gradient_size = 0.0, gradient_error = 0.0;
-    for (int i = 0; i < 400000; ++i) {
-      const double g = scale * normal(random);
-      const double u = scale * normal(random);
-      const auto exact = Swiglu{}.gradient(g, u);
-      const auto actual = Swiglu{}.gradient(rounded(g), rounded(u));
-      size += exact.value * exact.value;
-      error += std::pow(rounded(actual.value) - exact.value, 2);
-      const double dh = normal(random);
-      gradient_size += dh * dh * (exact.dg * exact.dg + exact.du * exact.du);
-      gradient_error +=
-          std::pow(rounded(dh * actual.dg) - dh * exact.dg, 2) + std::pow(rounded(dh * actual.du) - dh * exact.du, 2);
+  for (const Activation& kind : all_activations()) {
+    for (const double scale : {0.05, 0.3, 1.0, 4.0, 16.0, 64.0}) {
+      Ratio hidden, gradient, gate, up;
+      double sum = 0.0;
+      with_activation(kind, [&](const auto& activation) {
+        for (int i = 0; i < kSamples; ++i) {
+          const double g = scale * normal(random);
+          const double u = scale * normal(random);
+          const auto exact = activation.gradient_on(activation.piece(rounded(g), rounded(u)), g, u);
+          const auto actual = activation.gradient(rounded(g), rounded(u));
+          sum += exact.value;
+          hidden.add(exact.value, rounded(actual.value) - exact.value);
+          const double dh = normal(random);
+          const double gate_error = rounded(dh * actual.dg) - dh * exact.dg;
+          const double up_error = rounded(dh * actual.du) - dh * exact.du;
+          gate.add(dh * exact.dg, gate_error);
+          up.add(dh * exact.du, up_error);
+          gradient.add(dh * exact.dg, gate_error);
+          gradient.add(dh * exact.du, up_error);
+        }
+      });
+      const Sensitivities expected = compute_sensitivities(kind, scale);
+      const auto expect_near = [&](const char* name, const Ratio& found, const Propagation& propagation) {
+        const double deviation = std::sqrt(propagation.ratio_spread / kSamples);
+        const double ratio = found.variance() / propagation.variance;
+        const double tolerance = 0.02 + 5.0 * deviation;
+        // Where clamps hold g or u, what is expected is the worst.
+        const double lowest = expected.partly_held_share > 0.01 ? 1.0 / worst_rounding() : 1.0;
+        EXPECT_LE(ratio, 1.0 + tolerance) << name << " of " << to_string(kind) << " at " << scale;
+        EXPECT_GE(ratio, lowest - tolerance) << name << " of " << to_string(kind) << " at " << scale;
+      };
+      expect_near("h", hidden, expected.hidden);
+      expect_near("dg and du", gradient, expected.hidden_gradient);
+      expect_near("dg", gate, expected.gate);
+      expect_near("du", up, expected.up);
+      const double deviation = std::sqrt((gate.fourth + up.fourth) / gradient.size / gradient.size);
+      EXPECT_NEAR(gate.size / gradient.size, expected.gate_share, 0.01 + 5.0 * deviation);
+      EXPECT_NEAR(sum * sum / kSamples / hidden.size, expected.hidden_mean_share, 0.01);
     }
-    const double c2 = rounding_error() * rounding_error();
-    EXPECT_NEAR(error / size / c2, expected.hidden.variance, 0.06 * expected.hidden.variance) << scale;
-    EXPECT_NEAR(gradient_error / gradient_size / c2, expected.hidden_gradient.variance,
-                0.06 * expected.hidden_gradient.variance)
-        << scale;
   }
 }
 
@@ -162,7 +195,7 @@ std::ostream& operator<<(std::ostream& stream, const Named& named) { return stre
 class BoundsHold : public testing::TestWithParam<Named> {};
 
 // An engine that rounds as DESIGN says is within every bound; and where a tensor has enough values, its error is
-// between 0.8 and 1.0 of the bound.
+// between 0.8 and 1.0 of the bound, unless clamps hold many of them and the bound is for the worst.
 void expect_bounds_hold(const Named& named, std::uint64_t first_seed, std::uint64_t seeds) {
   for (std::uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
     ProblemSpec spec = spec_of(512);
@@ -177,7 +210,8 @@ void expect_bounds_hold(const Named& named, std::uint64_t first_seed, std::uint6
                                << " by columns, " << errors.rel_worst_row / bounds.row << " and "
                                << errors.worst_row_error / bounds.row_error << " by rows, "
                                << errors.rel_worst_expert / bounds.expert << " by experts";
-      const bool has_many = checked.problem.tokens() * spec.hidden >= 100000 && tensor.name != "dtopk_weights";
+      const bool has_many = checked.problem.tokens() * spec.hidden >= 100000 && tensor.name != "dtopk_weights" &&
+                            compute_sensitivities(spec.activation, spec.scale).partly_held_share < 0.1;
       if (has_many && errors.rel > 0.0) {
         EXPECT_GE(errors.rel, 0.8 * bounds.rel) << tensor.name;
       }
@@ -224,6 +258,45 @@ const Named kCases[] = {
      [](ProblemSpec& s) {
        s.activation = {ActivationKind::kSwigluClamp, 7.0f};
        s.scale = 4.0;
+     }},
+    {"clamp_held_everywhere",
+     [](ProblemSpec& s) {
+       s.activation = {ActivationKind::kSwigluClamp, 1.01f};
+       s.scale = 64.0;
+     }},
+    {"geglu", [](ProblemSpec& s) { s.activation.kind = ActivationKind::kGeglu; }},
+    {"geglu_of_large_values",
+     [](ProblemSpec& s) {
+       s.activation.kind = ActivationKind::kGeglu;
+       s.scale = 8.0;
+       s.shared_intermediate = 96;
+     }},
+    {"reglu", [](ProblemSpec& s) { s.activation.kind = ActivationKind::kReglu; }},
+    {"reglu_of_one_slot",
+     [](ProblemSpec& s) {
+       s.activation.kind = ActivationKind::kReglu;
+       s.topk = 1;
+       s.scale = 0.01;
+     }},
+    {"gpt_oss", [](ProblemSpec& s) { s.activation.kind = ActivationKind::kGptOss; }},
+    {"gpt_oss_of_one_expert",
+     [](ProblemSpec& s) {
+       s.activation.kind = ActivationKind::kGptOss;
+       s.routing = parse_routing("one:1");
+       s.intermediate = 256;
+       s.shared_intermediate = 64;
+     }},
+    {"gpt_oss_of_small_values",
+     [](ProblemSpec& s) {
+       s.activation.kind = ActivationKind::kGptOss;
+       s.scale = 0.1;
+       s.num_experts = 2;
+     }},
+    {"gpt_oss_of_large_values",
+     [](ProblemSpec& s) {
+       s.activation.kind = ActivationKind::kGptOss;
+       s.scale = 16.0;
+       s.gradient_mode = GradientMode::kWriteFp32;
      }},
     {"tiny_scale", [](ProblemSpec& s) { s.scale = 0.01; }},
     {"one_slot", [](ProblemSpec& s) { s.topk = 1; }},
@@ -324,6 +397,44 @@ std::vector<Layout> layouts(const Problem& problem) {
 // What a mistake does to a tensor.
 using Mistake = std::function<void(std::vector<float>&, const Layout&)>;
 
+// An engine's fp32 sums may put a g or u on the other side of a corner than the exact ones. Either is right where they
+// may, and neither is anywhere else.
+TEST(OpenChoices, BothSidesOfACornerAreRightAndNothingElse) {
+  ProblemSpec spec = spec_of(512);
+  spec.activation.kind = ActivationKind::kReglu;
+  spec.shared_intermediate = 96;
+  const Case checked(spec);
+  const auto& choices = checked.reference.choices;
+  ASSERT_FALSE(choices.empty());
+  const std::int64_t hidden = spec.hidden;
+  const auto with_other_side = [&](double times, std::int64_t outputs_further) {
+    LayerTensors tensors = checked.tensors;
+    for (const OpenChoice& choice : choices) {
+      const bool is_shared = choice.expert < 0;
+      const std::int64_t width = is_shared ? spec.shared_intermediate : spec.intermediate;
+      const std::int64_t output = (choice.output + outputs_further) % (2 * width);
+      const std::int64_t row = (is_shared ? 0 : choice.expert * 2 * width) + output;
+      const std::vector<bf16>& w13 = is_shared ? checked.problem.shared_w13 : checked.problem.w13;
+      std::vector<float>& gradient = is_shared ? tensors.dshared_w13 : tensors.dw13;
+      const double difference = times * choice.difference;
+      for (std::int64_t j = 0; j < hidden; ++j) {
+        const double x = static_cast<double>(to_float(checked.problem.x[choice.token * hidden + j]));
+        const double w = static_cast<double>(to_float(w13[row * hidden + j]));
+        float& dw = gradient[row * hidden + j];
+        float& dx = tensors.dx[choice.token * hidden + j];
+        dw = static_cast<float>(rounded(static_cast<double>(dw) + difference * x));
+        dx = static_cast<float>(rounded(static_cast<double>(dx) + difference * w));
+      }
+    }
+    const std::vector<TensorReport> reports = checked.reports(tensors);
+    return std::all_of(reports.begin(), reports.end(), [](const TensorReport& report) { return report.ok(); });
+  };
+  EXPECT_TRUE(with_other_side(0.0, 0));
+  EXPECT_TRUE(with_other_side(1.0, 0));
+  EXPECT_FALSE(with_other_side(-1.0, 0));
+  EXPECT_FALSE(with_other_side(1.0, 1));
+}
+
 class WrongPartIsReported : public testing::Test {
  protected:
   static const Case& checked() {
@@ -360,7 +471,7 @@ void scale_part(std::vector<float>& tensor, const Layout& layout, std::int64_t f
 }
 
 // CASES row 35: a wrong row.
-TEST_F(WrongPartIsReported, OneRow) {
+TEST_F(WrongPartIsReported, Case35OneRow) {
   for (const Layout& layout : layouts(checked().problem)) {
     for (const std::int64_t row : {std::int64_t{0}, layout.rows / 2, layout.rows - 2}) {
       expect_reported("a row swapped with the next", layout,
@@ -376,7 +487,7 @@ TEST_F(WrongPartIsReported, OneRow) {
 }
 
 // CASES row 35: a wrong expert.
-TEST_F(WrongPartIsReported, OneExpert) {
+TEST_F(WrongPartIsReported, Case35OneExpert) {
   for (const Layout& layout : layouts(checked().problem)) {
     if (layout.experts == 1) continue;
     const std::int64_t rows = layout.rows / layout.experts;
@@ -392,7 +503,7 @@ TEST_F(WrongPartIsReported, OneExpert) {
 }
 
 // CASES row 35: a wrong block of 16 columns.
-TEST_F(WrongPartIsReported, OneColumnBlock) {
+TEST_F(WrongPartIsReported, Case35OneColumnBlock) {
   for (const Layout& layout : layouts(checked().problem)) {
     const std::int64_t width = std::min<std::int64_t>(16, layout.columns);
     for (std::int64_t column = 0; column + width <= layout.columns; column += 48) {

@@ -81,6 +81,15 @@ TEST(Compare, ZerosAreRightOnlyWhereTheReferenceIsZero) {
   EXPECT_DOUBLE_EQ(compare(std::vector<float>(kShape.elements(), 0.0f), reference(), kShape).rel, 1.0);
 }
 
+// What engines flush to zero, or cannot hold, is no error; anything that they can hold is.
+TEST(Compare, ValuesBelowTheNormalOnesAreNoErrors) {
+  std::vector<double> expected(static_cast<std::size_t>(kShape.elements()), 1e-60);
+  const std::vector<float> zeros(expected.size(), 0.0f);
+  EXPECT_EQ(compare(zeros, expected, kShape).rel_worst_row, 0.0);
+  expected[50] = 1e-35;
+  EXPECT_EQ(compare(zeros, expected, kShape).rel_worst_row, 1.0);
+}
+
 TEST(Compare, ValuesThatAreNotFiniteAreInfinitelyWrong) {
   for (const float bad : {kNan, -kNan, kInfinity, -kInfinity}) {
     std::vector<float> actual = as_floats(reference());

@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <utility>
 
 namespace clowder {
 namespace {
@@ -107,6 +109,9 @@ TEST_F(Command, EveryOptionIsTaken) {
   EXPECT_EQ(json["skipped_ids"], 2);
   EXPECT_EQ(json["tensors"].size(), 7u);
   EXPECT_EQ(run_json(std::string(kSmall) + "--forward-only", 0)["tensors"].size(), 1u);
+  for (const char* name : {"swiglu", "geglu", "reglu", "gpt-oss"}) {
+    EXPECT_TRUE(run_json(std::string(kSmall) + "--activation " + name, 0)["ok"].get<bool>()) << name;
+  }
 }
 
 TEST_F(Command, BadArgumentsAreCodeTwo) {
@@ -127,7 +132,7 @@ TEST_F(Command, BadArgumentsAreCodeTwo) {
 }
 
 TEST_F(Command, MissingEnginesAreCodeThree) {
-  expect_error(std::string(kSmall) + "--engine sm90", 3, "unsupported", "no sm90 engine");
+  expect_error(std::string(kSmall) + "--engine sm90", 3, "unsupported", "sm90");
 }
 
 TEST_F(Command, LostRanksAreCodeFour) {
@@ -139,6 +144,84 @@ TEST_F(Command, LostRanksAreCodeFour) {
     EXPECT_NE(rank["rank"], 2);
     EXPECT_NE(rank["error"].get<std::string>().find("rank 2"), std::string::npos) << rank;
   }
+}
+
+TEST_F(Command, TraceWritesAFileThatPerfettoOpens) {
+  const fs::path file = fs::path(testing::TempDir()) / "clowder_trace.json";
+  for (const char* pass : {"forward", "backward", "forward+backward"}) {
+    const nlohmann::json summary = run_json(
+        "trace --tokens 40 --hidden 64 --intermediate 32 --ranks 2 --jitter --out " + file.string() + " --pass " + pass,
+        0);
+    std::set<std::string> passes;
+    for (const auto& each : summary["passes"]) passes.insert(each["pass"]);
+    const bool forward = std::string(pass) != "backward";
+    EXPECT_EQ(passes.contains("forward"), forward);
+    EXPECT_EQ(passes.contains("schedule"), forward);
+    EXPECT_EQ(passes.contains("backward"), std::string(pass) != "forward");
+    EXPECT_GT(summary["ms"].get<double>(), 0.0);
+    EXPECT_GE(summary["exposed_ms"].get<double>(), 0.0);
+    EXPECT_LE(summary["exposed_percent"].get<double>(), 100.0);
+
+    const nlohmann::json trace = nlohmann::json::parse(read_file(file));
+    std::set<std::pair<int, int>> named, used;
+    std::set<int> named_processes;
+    std::set<std::string> roles;
+    std::int64_t events = 0;
+    for (const auto& event : trace["traceEvents"]) {
+      const std::pair<int, int> thread = {event["pid"].get<int>(), event["tid"].get<int>()};
+      ASSERT_FALSE(event["name"].get<std::string>().empty());
+      if (event["ph"] == "M") {
+        if (event["name"] == "thread_name") named.insert(thread);
+        if (event["name"] == "process_name") named_processes.insert(thread.first);
+        continue;
+      }
+      ASSERT_EQ(event["ph"], "X");
+      EXPECT_GE(event["ts"].get<double>(), 0.0);
+      EXPECT_GE(event["dur"].get<double>(), 0.0);
+      roles.insert(event["cat"]);
+      used.insert(thread);
+      ++events;
+    }
+    EXPECT_EQ(named, used);
+    EXPECT_EQ(named_processes, (std::set<int>{0, 1}));
+    EXPECT_EQ(roles, (std::set<std::string>{"copy", "wait", "math", "epilogue", "reduce"}));
+    EXPECT_EQ(summary["events"], events);
+  }
+  fs::remove(file);
+  expect_error("trace --out /no/such/folder/file", 2, "argument", "out: ");
+  expect_error("trace --out " + file.string() + " --pass schedule", 2, "argument", "pass: ");
+  expect_error("trace --tokens 40", 2, "argument", "--out");
+  expect_error("trace --engine sm90 --out " + file.string(), 3, "unsupported", "sm90");
+}
+
+TEST_F(Command, BenchPrintsRows) {
+  const std::string small = "bench --tokens 40 --hidden 64 --intermediate 32 --repeats 2 --block-ms 1 ";
+  const nlohmann::json json =
+      run_json(small + "--pass schedule --pass forward --pass backward --pass forward+backward", 0);
+  ASSERT_EQ(json["rows"].size(), 4u);
+  for (const auto& row : json["rows"]) {
+    EXPECT_GT(row["clowder_ms"].get<double>(), 0.0);
+    EXPECT_EQ(row["engine"], "cpu");
+    EXPECT_EQ(row["H"], 64);
+  }
+  EXPECT_NE(run(small).out.find("TFLOP/s"), std::string::npos);
+  expect_error(small + "--case nothing", 2, "argument", "case");
+  expect_error("bench --case nothing", 2, "argument", "must be one of dsv3-ep8");
+  expect_error("bench --case olmoe-7b --scale-tokens 2", 2, "argument", "scale-tokens");
+  expect_error(small + "--pass sideways", 2, "argument", "pass");
+  expect_error(small + "--repeats 0", 2, "argument", "repeats");
+  expect_error(small + "--emulate-peers 8 --link-gbs 450", 3, "unsupported", "emulate-peers");
+  expect_error(small + "--engine sm90", 3, "unsupported", "sm90");
+}
+
+// Its weights and their gradients take 1.2 GB.
+TEST_F(Command, LongBenchRunsACase) {
+  const nlohmann::json json =
+      run_json("bench --case qwen3-235b-ep8 --scale-tokens 0.0001 --repeats 1 --block-ms 1 --pass forward", 0);
+  EXPECT_EQ(json["rows"][0]["case"], "qwen3-235b-ep8");
+  EXPECT_EQ(json["rows"][0]["T"], 2);
+  EXPECT_EQ(json["rows"][0]["E"], 16);
+  EXPECT_EQ(json["rows"][0]["scale_tokens"], 0.0001);
 }
 
 }  // namespace

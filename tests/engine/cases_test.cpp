@@ -6,8 +6,10 @@
 #include <deque>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "engine/layer_case.h"
+#include "model/all_activations.h"
 #include "model/bf16.h"
 
 namespace clowder::test {
@@ -183,6 +185,20 @@ TEST(Case, Case13AllWidthsDifferent) {
   expect_ok(spec);
 }
 
+// A CPU's grid is its blocks: pairs of a math worker and a copy agent.
+TEST(Case, Case14AnyNumberOfBlocks) {
+  ProblemSpec spec = small_layer({90, 0, 41, 60});
+  spec.shared_intermediate = 32;
+  Digests expected;
+  for (const std::int32_t blocks : {1, 2, 3, 78, 100}) {
+    RunOptions options;
+    options.workspace.blocks = blocks;
+    const Digests digests = expect_ok(spec, options);
+    if (blocks == 1) expected = digests;
+    EXPECT_EQ(digests, expected) << blocks;
+  }
+}
+
 TEST(Case, Case17AnyNumberOfTokensOnOneWorkspace) {
   std::vector<std::int64_t> counts = {1, 2, 31, 32, 33, 1000, 7, scaled<std::int64_t>(131072, 2048), 0, 5};
   ProblemSpec spec = small_layer({0, 0});
@@ -276,6 +292,29 @@ TEST(Case, Case23UnequalTokenCounts) {
   EXPECT_EQ(expect_ok(spec), expect_ok(on_ranks(spec, 1)));
 }
 
+// Two layers share a workspace, each called from a thread of its own: calls take turns, step by step or in between.
+TEST(Case, Case25TwoLayersOnOneWorkspaceFromTwoThreads) {
+  ProblemSpec spec = small_layer({30, 17});
+  LayerCase layer(spec, {});
+  std::vector<check::Problem> problems;
+  std::vector<std::string> expected;
+  for (const std::uint64_t seed : {4u, 5u}) {
+    spec.seed = seed;
+    problems.push_back(check::make_problem(spec, 1));
+    expected.push_back(layer.step(problems.back()));
+  }
+  const auto run = [&](std::size_t which) {
+    for (int round = 0; round < 20; ++round) {
+      check::EngineStep step(problems[which], layer.workspace(), false);
+      step.reset();
+      step.run(layer.workspace());
+      EXPECT_EQ(step.digest_of_everything(), expected[which]) << which << " in round " << round;
+    }
+  };
+  const std::jthread other([&] { run(1); });
+  run(0);
+}
+
 TEST(Case, Case26WidthsThatAreNoPowersOfTwo) {
   for (const auto& [hidden, intermediate] : {std::pair{320, 1408}, std::pair{2880, 96}}) {
     ProblemSpec spec = small_layer({35});
@@ -298,6 +337,39 @@ TEST(Case, Case28ManyExpertsAndEveryK) {
   spec.num_experts = 2;  // a token has to choose an expert several times
   spec.topk = 7;
   expect_ok(spec);
+}
+
+bool all_finite(const check::LayerTensors& tensors) {
+  const auto finite = [](const std::vector<float>& tensor) {
+    return std::all_of(tensor.begin(), tensor.end(), [](float value) { return std::isfinite(value); });
+  };
+  return finite(tensors.out) && finite(tensors.dx) && finite(tensors.dtopk_weights) && finite(tensors.dw13) &&
+         finite(tensors.dw2);
+}
+
+// Values of 2^58 pass through products of two of them (h, and the gradients of w13), which bf16 can hold.
+TEST(Case, Case29ZerosDenormalsAndHugeValues) {
+  ProblemSpec spec = small_layer({40, 23});
+  LayerCase layer(spec, {});
+  check::Problem zeros = layer.problem();
+  std::fill_n(zeros.x.begin() + 5 * spec.hidden, 3 * spec.hidden, bf16{0});
+  const std::int64_t size = spec.intermediate * spec.hidden;
+  std::fill_n(zeros.w13.begin() + 2 * size, 2 * size, bf16{0});
+  std::fill_n(zeros.w2.begin() + size, size, bf16{0});
+  layer.step(zeros);
+  EXPECT_TRUE(all_finite(layer.tensors()));
+  EXPECT_TRUE(all_zero(layer.tensors().out, 5 * spec.hidden, 8 * spec.hidden)) << "rows of zeros";
+  EXPECT_TRUE(all_zero(layer.tensors().dw13, 2 * size, 4 * size)) << "a zero expert hides its inputs";
+  EXPECT_TRUE(all_zero(layer.tensors().dw2, size, 2 * size)) << "and has h = 0";
+
+  check::Problem extreme = layer.problem();
+  for (const int exponent : {-133, -126, 58}) {
+    for (std::size_t i = 0; i < extreme.x.size(); ++i) {
+      extreme.x[i] = to_bf16(std::ldexp(i % 3 == 0 ? -1.0f : 1.0f, exponent));
+    }
+    layer.step(extreme);
+    EXPECT_TRUE(all_finite(layer.tensors())) << exponent;
+  }
 }
 
 TEST(Case, Case30ZeroAndNegativeWeights) {
@@ -394,6 +466,53 @@ TEST(Case, Case33ForwardsRunAheadOfBackwards) {
   }
 }
 
+// Experts, ranks and chunks without rows between those that have some, wherever rings and chunks end.
+TEST(Case, Case36NothingInTheMiddle) {
+  ProblemSpec spec = small_layer({400});
+  spec.topk = 1;
+  const std::vector<std::vector<std::int64_t>> all_splits = {
+      {40, 0, 0, 70, 0, 1, 0, 200}, {0, 0, 0, 0, 0, 0, 0, 33}, {97, 0, 0, 0, 0, 0, 0, 97}, {0, 1, 0, 1, 0, 1, 0, 0}};
+  for (const std::vector<std::int64_t>& splits : all_splits) {
+    for (const int ranks : {1, 2, 4, 8}) {
+      for (const std::int64_t ring : {Workspace::min_ring_rows(), std::int64_t{1000}}) {
+        WorkspaceOptions options;
+        options.ring_rows = ring;
+        options.saved_rows = 50;
+        options.timeout_s = 20.0;
+        LayerCase layer(on_ranks(spec, ranks), options);
+        const check::Problem problem = with_splits(layer.problem(), splits);
+        layer.step(problem);
+        expect_close(problem, layer.tensors());
+      }
+    }
+  }
+}
+
+// Passes follow each other on the same buffers as fast as they can, with late copies, and other rows each time.
+TEST(Case, Case37BuffersOfOnePassServeTheNext) {
+  ProblemSpec spec = small_layer({45, 0, 61, 30});
+  spec.shared_intermediate = 32;
+  WorkspaceOptions options;
+  options.ring_rows = Workspace::min_ring_rows();
+  options.saved_rows = 40;
+  options.blocks = 3;
+  std::vector<check::Problem> problems;
+  std::vector<std::string> expected;
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    spec.seed = seed;
+    LayerCase alone(spec, options);
+    expected.push_back(alone.step());
+    problems.push_back(alone.problem());
+  }
+  options.jitter_seed = 9;
+  LayerCase layer(spec, options);
+  const int rounds = scaled(60, 12);
+  for (int round = 0; round < rounds; ++round) {
+    const std::size_t which = static_cast<std::size_t>(round * round + round / 3) % problems.size();
+    ASSERT_EQ(layer.step(problems[which]), expected[which]) << round;
+  }
+}
+
 TEST(Case, ManyRanks) {
   ProblemSpec spec = small_layer({300});
   spec.num_experts = 72;
@@ -442,7 +561,7 @@ TEST(Case, RandomLayers) {
     spec.drop = static_cast<double>(below(3)) / 4;
     spec.gradient_mode = static_cast<GradientMode>(below(4));
     spec.seed = static_cast<std::uint64_t>(round);
-    if (below(3) == 0) spec.activation = {ActivationKind::kSwigluClamp, 1.0f};
+    spec.activation = all_activations()[below(all_activations().size())];
     RunOptions options = tuned(below(2) == 0 ? "min" : "1/2", below(2) == 0 ? "1/3" : "all");
     options.workspace.blocks = static_cast<std::int32_t>(1 + below(4));
     options.workspace.keep_x = below(2) == 0;

@@ -276,7 +276,7 @@ TEST(Arguments, TensorsOfAPass) {
 }
 
 // Whoever needs fewer gradients gets those with the same bits.
-TEST(Needs, EverySubsetGivesTheSameBits) {
+TEST(Needs, Case34EverySubsetGivesTheSameBits) {
   ProblemSpec spec = small_layer({45, 20});
   spec.shared_intermediate = 32;
   WorkspaceOptions options;

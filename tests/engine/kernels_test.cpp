@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "model/activation/dispatch.h"
+#include "model/all_activations.h"
 #include "model/bf16.h"
 
 namespace clowder::cpu {
@@ -81,11 +81,11 @@ TEST_P(EveryInstructionSet, ProductsAreChainsOfFusedMultiplyAddsInOrder) {
     std::vector<float> panel(terms * kLanes, std::numeric_limits<float>::quiet_NaN());
     kernels_.pack_rows(row_pointers(x, terms).data(), count, terms, panel.data());
     std::vector<float> sums = start;
-    kernels_.multiply(panel.data(), {weights.data(), terms, WeightLayout::kOutputsByTerms}, terms, outputs,
+    kernels_.multiply(panel.data(), {weights.data(), terms, WeightLayout::kOutputsByTerms}, terms, outputs, count,
                       sums.data());
     EXPECT_TRUE(same_bits(sums, expected));
     sums = start;
-    kernels_.multiply(panel.data(), {transposed.data(), outputs, WeightLayout::kTermsByOutputs}, terms, outputs,
+    kernels_.multiply(panel.data(), {transposed.data(), outputs, WeightLayout::kTermsByOutputs}, terms, outputs, count,
                       sums.data());
     EXPECT_TRUE(same_bits(sums, expected));
   }
@@ -99,12 +99,12 @@ TEST_P(EveryInstructionSet, AProductMayBeSplitAnywhere) {
   const std::vector<bf16> weights = random.matrix(outputs * terms);
   const WeightView whole{weights.data(), outputs, WeightLayout::kTermsByOutputs};
   std::vector<float> expected(outputs * kLanes);
-  kernels_.multiply(panel.data(), whole, terms, outputs, expected.data());
+  kernels_.multiply(panel.data(), whole, terms, outputs, kLanes, expected.data());
   for (int split = 0; split <= terms; ++split) {
     std::vector<float> sums(outputs * kLanes);
-    kernels_.multiply(panel.data(), whole, split, outputs, sums.data());
+    kernels_.multiply(panel.data(), whole, split, outputs, kLanes, sums.data());
     const WeightView rest{weights.data() + split * outputs, outputs, WeightLayout::kTermsByOutputs};
-    kernels_.multiply(panel.data() + split * kLanes, rest, terms - split, outputs, sums.data());
+    kernels_.multiply(panel.data() + split * kLanes, rest, terms - split, outputs, kLanes, sums.data());
     EXPECT_TRUE(same_bits(sums, expected)) << split;
   }
 }
@@ -147,7 +147,7 @@ TEST_P(EveryInstructionSet, ActivationsAreTheModels) {
   Random random(4);
   const int outputs = 16;
   const int count = outputs * kLanes;
-  for (const Activation activation : {Activation{}, Activation{ActivationKind::kSwigluClamp, 0.75f}}) {
+  for (const Activation& activation : all_activations()) {
     const std::vector<float> gate = random.floats(count);
     const std::vector<float> up = random.floats(count);
     std::vector<float> hidden(count);

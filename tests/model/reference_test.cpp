@@ -169,6 +169,38 @@ TEST(Reference, ClampTakesItsMasksFromBf16) {
   }
 }
 
+// g = 2 + 2^-7 is halfway between 2 and the next bf16 value: an fp32 sum just above it is clamped at 2.
+TEST(Reference, AGateThatMayRoundEitherWayIsAnOpenChoice) {
+  for (const double g : {2.0 + 0x1p-7, 2.0 + 0x1p-6}) {
+    Layer layer(31, {ActivationKind::kSwigluClamp, 2.0f});
+    layer.shape.shared_intermediate = 0;
+    layer.shape.topk = 1;
+    layer.topk_idx = {3};
+    layer.topk_weights = {0.5f};
+    layer.x.assign(32, bf16{0});
+    layer.dout.resize(32);
+    layer.w13.assign(layer.w13.size(), bf16{0});
+    layer.x[0] = layer.x[1] = to_bf16(1.0f);
+    bf16* w13 = &layer.w13[3 * 64 * 32];
+    w13[0] = to_bf16(2.0f);
+    w13[1] = to_bf16(static_cast<float>(g - 2.0));
+    w13[32 * 32] = to_bf16(1.0f);
+    const ReferenceResults results = layer.run();
+    const double* row = &results.dw13[3 * 64 * 32];
+    if (g > 2.0 + 0x1p-7) {  // clamped, whatever an engine's sum
+      EXPECT_TRUE(results.choices.empty());
+      EXPECT_EQ(row[0], 0.0);
+      continue;
+    }
+    ASSERT_EQ(results.choices.size(), 1u);
+    EXPECT_EQ(results.choices[0].expert, 3);
+    EXPECT_EQ(results.choices[0].token, 0);
+    EXPECT_EQ(results.choices[0].output, 0);
+    EXPECT_NE(row[0], 0.0);
+    EXPECT_NEAR(row[0] + results.choices[0].difference, 0.0, 1e-15) << "the other side is clamped";
+  }
+}
+
 TEST(Reference, ThreadsDoNotChangeABit) {
   const Layer layer(40);
   const ReferenceResults one = layer.run(1);

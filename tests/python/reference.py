@@ -107,12 +107,20 @@ def reference(case: Case) -> dict[str, Tensor]:
 
 def mlp(x: Tensor, w13: Tensor, w2: Tensor, activation: str) -> Tensor:
     g, u = (x @ w13.T).chunk(2, dim=-1)
-    if activation != "swiglu":
-        limit = float(activation.split(":")[1])
+    if activation == "gpt-oss" or ":" in activation:
+        limit = 7.0 if activation == "gpt-oss" else float(activation.split(":")[1])
         rounded_g, rounded_u = g.detach().bfloat16().double(), u.detach().bfloat16().double()
         g = torch.where(rounded_g > limit, limit, g)
         u = torch.where(rounded_u > limit, limit, torch.where(rounded_u < -limit, -limit, u))
-    return (torch.nn.functional.silu(g) * u) @ w2.T
+    if activation == "geglu":
+        h = torch.nn.functional.gelu(g, approximate="tanh") * u
+    elif activation == "reglu":
+        h = torch.relu(g) * u
+    elif activation == "gpt-oss":
+        h = (u + 1) * g * torch.sigmoid(1.702 * g)
+    else:
+        h = torch.nn.functional.silu(g) * u
+    return h @ w2.T
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

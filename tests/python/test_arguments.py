@@ -199,7 +199,7 @@ def test_a_dead_workspace_says_so(monkeypatch):
         def check(self):
             raise clowder.ClowderError("timeout", "rank 0 waited for rank 1 (inputs_ready) in forward dispatch")
 
-    monkeypatch.setattr(workspace, "core", DeadCore())
+    monkeypatch.setattr(workspace._engine, "_core", DeadCore())
     with pytest.raises(clowder.ClowderError, match="rank 0 waited for rank 1") as error:
         workspace.check()
     assert error.value.code == "timeout"
@@ -209,12 +209,13 @@ def test_operators_refuse_tokens_that_are_not_the_schedules():
     case = Case()
     workspace = case.workspace(2, max_tokens=24)
     schedule = workspace.build_schedule(case.topk_idx, tokens_per_rank=[20, 4])
-    layer = [*case.inputs().values(), None, None, schedule.table, workspace.handle]
+    layer = [case.x, case.topk_weights, [case.w13], [case.w2], [], [], schedule.table, workspace.handle]
+    options = (workspace.saved_rows, False, False, False, [], [], [], [])
     with refused("tokens_per_rank"):
-        torch.ops.clowder.forward(*layer, [12, 12], False)
+        torch.ops.clowder.forward(*layer, [12, 12], *options)
     layer[0], layer[1] = layer[0][:8], layer[1][:8]
     with refused("tokens_per_rank"):
-        torch.ops.clowder.forward(*layer, None, False)
+        torch.ops.clowder.forward(*layer, None, *options)
 
 
 def test_gradients_have_none_of_their_own():
@@ -279,13 +280,13 @@ def test_workspaces_are_freed():
     for _ in range(3):
         run(case, case.workspace(2))
     gc.collect()
-    from clowder import workspace as module
+    from clowder import engine
 
-    before = len(module._workspaces)
+    before = len(engine._engines)
     for _ in range(5):
         run(case, case.workspace(2))
     gc.collect()
-    assert len(module._workspaces) <= before
+    assert len(engine._engines) <= before
 
 
 def test_importing_touches_no_gpu():

@@ -1,11 +1,13 @@
 """The operators as torch.library sees them, and autograd at its edges."""
 
 import gc
+import weakref
 
 import pytest
 import torch
 from reference import Case
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 import clowder
 
@@ -17,12 +19,20 @@ def operator_arguments(ranks=1, shared_intermediate=32, requires_grad=True):
     case.topk_idx = (torch.arange(16)[:, None] + torch.arange(2)) % case.num_experts
     workspace = case.workspace(ranks, saved_rows=32 // ranks, keep_x=True)
     schedule = workspace.build_schedule(case.topk_idx)
-    tensors = [None if t is None else t.clone().requires_grad_(requires_grad) for t in _in_order(case)]
-    layer = (*tensors, schedule.table, workspace.handle, None)
+    x, topk_weights, *weights = (
+        None if t is None else t.clone().requires_grad_(requires_grad) for t in _in_order(case)
+    )
+    flat = ([] if weight is None else [weight] for weight in weights)
+    layer = (x, topk_weights, *flat, schedule.table, workspace.handle, None)
     with torch.no_grad():
-        _, *saved = torch.ops.clowder.forward(*layer, True)
+        _, *saved = torch.ops.clowder.forward(*layer, *forward_options(workspace))
     needs = [True, True, True, True, shared_intermediate > 0, shared_intermediate > 0]
     return workspace, layer, (*saved, case.dout, needs, torch.bfloat16), case
+
+
+def forward_options(workspace, save=True):
+    """What forward takes beside the layer: nothing to accumulate into."""
+    return (workspace.saved_rows, workspace.keep_x, save, save, [], [], [], [])
 
 
 def _in_order(case):
@@ -34,8 +44,9 @@ def test_opcheck_build_schedule():
     workspace = case.workspace(2)
     for tokens_per_rank in (None, [8, 8], [9, 7]):
         workspace = case.workspace(2, max_tokens=9)
+        sizes = (workspace.ranks, workspace.num_experts, workspace.schedule_words)
         torch.library.opcheck(
-            torch.ops.clowder.build_schedule.default, (case.topk_idx, workspace.handle, tokens_per_rank)
+            torch.ops.clowder.build_schedule.default, (case.topk_idx, workspace.handle, tokens_per_rank, *sizes)
         )
 
 
@@ -43,12 +54,12 @@ def test_opcheck_build_schedule():
 @pytest.mark.parametrize("save", [True, False])
 def test_opcheck_forward(ranks, save):
     workspace, layer, _, _ = operator_arguments(ranks, requires_grad=save)
-    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, save))
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, *forward_options(workspace, save)))
 
 
 def test_opcheck_forward_without_shared_expert():
     workspace, layer, _, _ = operator_arguments(shared_intermediate=0)
-    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, True))
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, *forward_options(workspace)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -59,58 +70,73 @@ def test_opcheck_backward(ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck_backward_accumulate(ranks, dtype):
+def test_opcheck_backward_into(ranks, dtype):
     workspace, layer, rest, case = operator_arguments(ranks, requires_grad=False)
-    mains = [torch.ones_like(w, dtype=dtype) for w in (case.w13, case.w2, case.shared_w13)]
-    torch.library.opcheck(torch.ops.clowder.backward_accumulate.default, (*layer, *rest, *mains, None))
+    into = [[torch.ones_like(w, dtype=dtype)] for w in (case.w13, case.w2, case.shared_w13)]
+    arguments = (*layer, *rest[:-1], *into, [], [True, False, True, True])
+    torch.library.opcheck(torch.ops.clowder.backward_into.default, arguments)
+
+
+@pytest.mark.parametrize("n_group", [1, 4])
+def test_opcheck_choose_experts(n_group):
+    scores = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    torch.library.opcheck(torch.ops.clowder.choose_experts.default, (scores, 2, n_group, 2 if n_group > 1 else 1))
+
+
+@pytest.mark.parametrize("form", ["pair", "list"])
+def test_opcheck_other_forms_of_weights(form):
+    workspace, layer, rest, case = operator_arguments(2, requires_grad=form == "list")
+    w13, w2 = case.w13, case.w2
+    parts = ([w13[:, :32].clone(), w13[:, 32:].clone()], [w2]) if form == "pair" else ([*w13.clone()], [*w2.clone()])
+    layer = (*layer[:2], *parts, *layer[4:])
+    torch.library.opcheck(torch.ops.clowder.forward.default, (*layer, *forward_options(workspace)))
+    if form == "pair":
+        torch.library.opcheck(torch.ops.clowder.backward.default, (*layer, *rest))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fakes_have_the_strides_of_real_results(ranks):
     """opcheck does not compare them; a compiler trusts them. Inputs are transposed on purpose."""
     workspace, layer, rest, case = operator_arguments(ranks, requires_grad=False)
-    transposed = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in layer[:6]]
-    layer, rest = (*transposed, *layer[6:]), (*rest[:3], rest[3].T.contiguous().T, *rest[4:])
-    topk_idx = case.topk_idx.T.contiguous().T
+
+    def transposed(value):
+        if isinstance(value, list):
+            return [transposed(t) for t in value]
+        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    layer, rest = (*(transposed(t) for t in layer[:6]), *layer[6:]), (*rest[:3], transposed(rest[3]), *rest[4:])
+    sizes = (workspace.ranks, workspace.num_experts, workspace.schedule_words)
+    some = ([True, False, False, True, False, True], torch.float32)
     calls = [
-        (torch.ops.clowder.build_schedule, (topk_idx, workspace.handle, None)),
-        (torch.ops.clowder.forward, (*layer, True)),
-        (torch.ops.clowder.forward, (*layer, False)),
+        (torch.ops.clowder.build_schedule, (transposed(case.topk_idx), workspace.handle, None, *sizes)),
+        (torch.ops.clowder.forward, (*layer, *forward_options(workspace))),
+        (torch.ops.clowder.forward, (*layer, *forward_options(workspace, save=False))),
         (torch.ops.clowder.backward, (*layer, *rest)),
-        (torch.ops.clowder.backward, (*layer, *rest[:4], [True, False, False, True, False, True], torch.float32)),
-        (torch.ops.clowder.backward_accumulate, (*layer, *rest, torch.ones_like(case.w13), None, None, None)),
+        (torch.ops.clowder.backward, (*layer, *rest[:4], *some)),
+        (torch.ops.clowder.backward_into, (*layer, *rest[:-1], [torch.ones_like(case.w13)], [], [], [], [True] * 4)),
+        (torch.ops.clowder.choose_experts, (transposed(case.x.float()), 3, 8, 2)),
     ]
     for operator, arguments in calls:
-        real = operator(*arguments)
+        real = tree_leaves(operator(*arguments))
         with FakeTensorMode() as mode:
-            fake = operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+            to_fake = lambda a: mode.from_tensor(a) if isinstance(a, torch.Tensor) else a  # noqa: E731
+            fake = tree_leaves(operator(*tree_map(to_fake, arguments)))
+        assert len(real) == len(fake), operator
         for a, b in zip(real, fake):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), operator
 
 
 def test_fake_tensors_in_fake_tensors_out():
-    workspace, layer, _, _ = operator_arguments()
+    """As tools do that estimate memory. The module is real, its parameters made fake, or made among fakes."""
+    real = clowder.nn.MoE(64, 32, 8, 2, max_tokens=16)
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in layer]
-        out, *_ = torch.ops.clowder.forward(*fakes, True)
-    assert out.shape == (16, 64)
-
-
-def test_compiled_equals_eager():
-    case = Case()
-    workspace = case.workspace(2)
-
-    def step(x, w13):
-        return clowder.moe(x * 2, case.topk_idx, case.topk_weights, w13, case.w2, workspace=workspace) * 0.5
-
-    results = []
-    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
-        x, w13 = case.x.clone().requires_grad_(), case.w13.clone().requires_grad_()
-        out = function(x, w13)
-        out.backward(case.dout)
-        results.append((out.detach(), x.grad, w13.grad))
-    for eager, compiled in zip(*results):
-        assert torch.equal(eager, compiled)
+        for owner, name in ((real.router, "weight"), (real, "w13"), (real, "w2")):
+            setattr(owner, name, torch.nn.Parameter(mode.from_tensor(getattr(owner, name))))
+        for module in (real, clowder.nn.MoE(64, 32, 8, 2, max_tokens=16)):
+            x = torch.empty(16, 64, dtype=torch.bfloat16, requires_grad=True)
+            out = module(x)
+            out.sum().backward()
+            assert isinstance(out, FakeTensor) and out.shape == x.grad.shape == (16, 64)
 
 
 def test_double_backward_is_refused():
@@ -129,13 +155,20 @@ def test_case_34_only_needed_gradients_are_computed(needed, monkeypatch):
 
     asked = []
     original = ops.GradientAddresses
-    monkeypatch.setattr(ops, "GradientAddresses", lambda *a: asked.append([v != 0 for v in a]) or original(*a))
+
+    def record(x, topk_weights, w1, w3, w2, shared_w1, shared_w3, shared_w2):
+        tables = {"w13": (w1, w3), "w2": (w2,), "shared_w13": (shared_w1, shared_w3), "shared_w2": (shared_w2,)}
+        asked.append({"x": x != 0, "topk_weights": topk_weights != 0})
+        asked[-1] |= {name: any(table.addresses for table in given) for name, given in tables.items()}
+        return original(x, topk_weights, w1, w3, w2, shared_w1, shared_w3, shared_w2)
+
+    monkeypatch.setattr(ops, "GradientAddresses", record)
     case = Case(shared_intermediate=32)
     inputs = case.inputs()
     inputs[needed] = inputs[needed].clone().requires_grad_()
     out = clowder.moe(topk_idx=case.topk_idx, workspace=case.workspace(2), **inputs)
     out.backward(case.dout)
-    assert asked == [[name == needed for name in inputs]]
+    assert asked == [{name: name == needed for name in inputs}]
     assert inputs[needed].grad.abs().sum() > 0
 
 
@@ -144,7 +177,9 @@ def test_case_34_nothing_is_saved_without_need(monkeypatch):
 
     saves = []
     original = ops._empty_saved
-    monkeypatch.setattr(ops, "_empty_saved", lambda layer, save: saves.append(save) or original(layer, save))
+    monkeypatch.setattr(
+        ops, "_empty_saved", lambda *arguments: saves.append(any(arguments[-2:])) or original(*arguments)
+    )
     case = Case()
     workspace = case.workspace()
     frozen = clowder.moe(topk_idx=case.topk_idx, workspace=workspace, **case.inputs())
@@ -179,7 +214,7 @@ def test_main_grads_count_as_modified():
     workspace, layer, rest, case = operator_arguments(requires_grad=False)
     main = torch.zeros_like(case.w13)
     before = main._version
-    torch.ops.clowder.backward_accumulate(*layer, *rest, main, None, None, None)
+    torch.ops.clowder.backward_into(*layer, *rest[:-1], [main], [], [], [], [True] * 4)
     assert main._version > before
 
 
@@ -188,15 +223,31 @@ def test_a_graph_keeps_its_workspace_alive():
     x = case.x.clone().requires_grad_()
     workspace = case.workspace()
     out = clowder.moe(x, case.topk_idx, case.topk_weights, case.w13, case.w2, workspace=workspace)
-    handle = workspace.handle
+    number, engine = workspace.handle.clone(), weakref.ref(workspace._engine)
+    sizes = (workspace.ranks, workspace.num_experts, workspace.schedule_words)
     del workspace
     gc.collect()
     out.backward(case.dout)
     assert x.grad.abs().sum() > 0
     del out
     gc.collect()
+    assert engine() is None
     with pytest.raises(clowder.ClowderError, match="still alive"):
-        torch.ops.clowder.build_schedule(case.topk_idx, handle, None)
+        torch.ops.clowder.build_schedule(case.topk_idx, number, None, *sizes)
+
+
+def test_any_view_of_a_handle_keeps_its_workspace_alive():
+    """Compilers save views of their inputs for backward."""
+    case = Case()
+    workspace = case.workspace()
+    view, engine = workspace.handle.detach(), weakref.ref(workspace._engine)
+    sizes = (workspace.ranks, workspace.num_experts, workspace.schedule_words)
+    del workspace
+    gc.collect()
+    assert torch.ops.clowder.build_schedule(case.topk_idx, view, None, *sizes)[1].sum() == case.topk_idx.numel()
+    del view
+    gc.collect()
+    assert engine() is None
 
 
 # Gradients by hand: needs, main gradients, types.

@@ -11,7 +11,7 @@ import clowder
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("shared_intermediate", [0, 96])
-@pytest.mark.parametrize("activation", ["swiglu", "swiglu-clamp:0.7"])
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu-clamp:0.7", "geglu", "reglu", "gpt-oss"])
 def test_values(ranks, shared_intermediate, activation):
     case = Case(shared_intermediate=shared_intermediate, activation=activation, tokens=50)
     assert_close(run(case, case.workspace(ranks)), reference(case))

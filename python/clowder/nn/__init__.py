@@ -1,6 +1,7 @@
 """Modules: the layer with its router and parameters."""
 
+from .checkpoint import keep_routes
 from .moe import MoE
-from .router import Routes, SoftmaxRouter
+from .router import DeepSeekV3Router, Routes, SoftmaxRouter
 
-__all__ = ["MoE", "Routes", "SoftmaxRouter"]
+__all__ = ["DeepSeekV3Router", "MoE", "Routes", "SoftmaxRouter", "keep_routes"]

@@ -128,6 +128,7 @@ void BackwardTasks::hidden_tile(const HiddenRows& rows, const bf16* w2, std::int
   static_assert(5 * kHiddenTile <= kScratchSums);
   product(rows.dy, {w2 + tile.begin, width, WeightLayout::kTermsByOutputs}, static_cast<int>(shape_.hidden), tile.size,
           scratch, operands.dh);
+  scratch.recorder->turn_to(Role::kEpilogue);
   const int count = rows.dy.count;
   kernels_.pack_rows(rows.gate_up.columns_from(tile.begin).at, count, tile.size, part + kPart);
   kernels_.pack_rows(rows.gate_up.columns_from(width + tile.begin).at, count, tile.size, part + 2 * kPart);
@@ -190,8 +191,9 @@ void BackwardTasks::input_tile(const Rows<const bf16>& gate_up_gradient, const E
   };
   kernels_.pack_rows(gate_up_gradient.at, gate_up_gradient.count, 2 * terms, scratch.panel);
   std::fill_n(scratch.sums, tile.size * kLanes, 0.0f);
-  kernels_.multiply(scratch.panel, columns_of(weights.w1), terms, tile.size, scratch.sums);
-  kernels_.multiply(scratch.panel + terms * kLanes, columns_of(weights.w3), terms, tile.size, scratch.sums);
+  const int lanes = gate_up_gradient.count;
+  kernels_.multiply(scratch.panel, columns_of(weights.w1), terms, tile.size, lanes, scratch.sums);
+  kernels_.multiply(scratch.panel + terms * kLanes, columns_of(weights.w3), terms, tile.size, lanes, scratch.sums);
 }
 
 void BackwardTasks::input(const plan::Task& task, const Scratch& scratch) const {
@@ -204,6 +206,7 @@ void BackwardTasks::input(const plan::Task& task, const Scratch& scratch) const 
   const bf16* gradient = rank.buffers->gate_up_gradient.data() + block.ring_row * 2 * width;
   input_tile(consecutive_rows(gradient, 2 * width, block.count), block_weights(inputs(task).experts, task), width, tile,
              scratch);
+  scratch.recorder->turn_to(Role::kEpilogue);
   kernels_.unpack_rows(scratch.sums, tile.size, block.count, slot_rows(rank, block).columns_from(tile.begin).at);
 }
 
@@ -216,6 +219,19 @@ void BackwardTasks::push_weight_gradients(const RankView& rank, const Block& blo
     const plan::RowSource to = source(rank, block, i);
     memory_[static_cast<std::size_t>(to.rank)].dw[to.slot] = sum;
   }
+}
+
+template <class Operands>
+BackwardTasks::WeightOperands BackwardTasks::operand_run(const plan::Segment& segment, const Operands& operands,
+                                                         std::int32_t& block) const {
+  WeightOperands run = operands(block++);
+  for (; block < segment.first_block + segment.num_blocks && run.count % kBlockRows == 0; ++block) {
+    const WeightOperands next = operands(block);
+    const bool follows = next.x == run.x + run.count * shape_.hidden;
+    if (!follows || run.count + next.count > kWeightRun) break;
+    run.count += next.count;
+  }
+  return run;
 }
 
 template <class Operands>
@@ -232,17 +248,17 @@ void BackwardTasks::weight_tile(const plan::Segment& segment, int tile, int tile
     } else {
       std::copy_n(carry + c * kWeightTile, strip, scratch.sums);
     }
-    for (std::int32_t b = segment.first_block; b < segment.first_block + segment.num_blocks; ++b) {
-      const WeightOperands rows = operands(b);
+    for (std::int32_t b = segment.first_block; b < segment.first_block + segment.num_blocks;) {
+      const WeightOperands rows = operand_run(segment, operands, b);
       if (target.is_w2) {
         kernels_.pack_columns(rows.weighted_hidden + column, width, rows.count, scratch.panel);
         kernels_.multiply(scratch.panel, {rows.dy + target.rows.begin, shape_.hidden, WeightLayout::kTermsByOutputs},
-                          rows.count, target.rows.size, scratch.sums);
+                          rows.count, target.rows.size, kLanes, scratch.sums);
       } else {
         kernels_.pack_columns(rows.x + column, shape_.hidden, rows.count, scratch.panel);
         const bf16* gradient = rows.gate_up_gradient + target.first_output + target.rows.begin;
         kernels_.multiply(scratch.panel, {gradient, 2 * width, WeightLayout::kTermsByOutputs}, rows.count,
-                          target.rows.size, scratch.sums);
+                          target.rows.size, kLanes, scratch.sums);
       }
     }
     if (segment.last_part) {

@@ -15,7 +15,7 @@ class BackwardTasks : public PassTasks {
   void execute(const plan::Task& task, const Scratch& scratch) override;
 
  private:
-  // The operands of the weight gradients in one block: rows of x, dy, [dg,du] and wh.
+  // Operands of the weight gradients, `count` consecutive rows of x, dy, [dg,du] and wh each.
   struct WeightOperands {
     const bf16* x;
     const bf16* dy;
@@ -52,6 +52,9 @@ class BackwardTasks : public PassTasks {
   void push_weight_gradients(const RankView& rank, const Block& block) const;
   void weight_gradients(const RankView& rank, std::int64_t token, float* gradients) const;
 
+  // The rows of `block` and of those that follow it in memory, up to kWeightRun; moves `block` behind them.
+  template <class Operands>
+  WeightOperands operand_run(const plan::Segment& segment, const Operands& operands, std::int32_t& block) const;
   // One tile of one of an expert's gradient matrices. operands(block) gives the rows of the segment's blocks.
   template <class Operands>
   void weight_tile(const plan::Segment& segment, int tile, int tiles13, const ExpertGradients& gradients,

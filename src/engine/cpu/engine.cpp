@@ -40,11 +40,13 @@ class CpuEngine : public Engine {
     // Collective calls come last: whoever fails before has told no peer to wait.
     kernels();
     ring_ = plan::make_ring(kBlockRows, options_.ring_rows, options_.chunk_rows);
-    scratch_.reserve(options_.blocks,
-                     std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate}));
+    scratch_.reserve(options_.blocks, std::max({shape_.hidden, 2 * shape_.intermediate, 2 * shape_.shared_intermediate,
+                                                std::int64_t{kWeightRun}}));
     const SymmetricLayout layout(shape_, group_.size());
     symmetric_memory_ = group_.allocate(layout.bytes());
-    for (int rank = 0; rank < group_.size(); ++rank) memory_.push_back(layout.view(symmetric_memory_->base(rank)));
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      memory_.push_back(layout.view(checked_base(symmetric_memory_.get(), rank)));
+    }
   }
 
   std::int64_t ring_rows() const override { return std::int64_t{ring_.ring_blocks} * ring_.block_rows; }
@@ -121,7 +123,8 @@ class CpuEngine : public Engine {
   // Runs the pass after `epoch`, and counts it.
   void launch(const PassPlan& plan, std::uint32_t& epoch, TaskBodies& tasks) {
     const std::uint64_t jitter_seed = options_.jitter_seed == 0 ? 0 : options_.jitter_seed + epoch;
-    Launch launch(plan, memory_, epoch + 1, scratch_, {options_.blocks, options_.timeout_s, jitter_seed});
+    Launch launch(plan, memory_, epoch + 1, scratch_,
+                  {options_.blocks, options_.timeout_s, jitter_seed, options_.timeline});
     ++epoch;
     try {
       launch.run(tasks);

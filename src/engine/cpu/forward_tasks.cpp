@@ -83,6 +83,7 @@ void ForwardTasks::down(const plan::Task& task, const Scratch& scratch) const {
   const bf16* w2 = block_weights(inputs(task).experts, task).w2;
   product(h, {w2 + tile.begin * width, width, WeightLayout::kOutputsByTerms}, static_cast<int>(width), tile.size,
           scratch, scratch.sums);
+  scratch.recorder->turn_to(Role::kEpilogue);
   kernels_.unpack_rows(scratch.sums, tile.size, block.count, slot_rows(rank, block).columns_from(tile.begin).at);
 }
 

@@ -48,8 +48,9 @@ struct Kernels {
   void (*pack_rows)(const bf16* const* rows, int count, int terms, float* panel);
   // panel[k][lane] = rows[k][lane] for kLanes columns.
   void (*pack_columns)(const bf16* rows, std::int64_t stride, int terms, float* panel);
-  // sums[n][lane] += sum over k in order of weight(n, k) * panel[k][lane]. outputs: a multiple of kOutputStep.
-  void (*multiply)(const float* panel, const WeightView& weights, int terms, int outputs, float* sums);
+  // sums[n][lane] += sum over k in order of weight(n, k) * panel[k][lane] for lane < lanes; of the other lanes, some
+  // are added to as well. outputs: a multiple of kOutputStep.
+  void (*multiply)(const float* panel, const WeightView& weights, int terms, int outputs, int lanes, float* sums);
   // rows[lane][n] = bf16(sums[n][lane]) for lane < count.
   void (*unpack_rows)(const float* sums, int outputs, int count, bf16* const* rows);
   // rows[lane * stride + n] = sums[n][lane], all lanes.

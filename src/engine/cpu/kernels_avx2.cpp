@@ -15,6 +15,8 @@ struct Avx2 : VectorTypes<8> {
   CLOWDER_HD_INLINE static Floats fused(Floats a, Floats b, Floats c) {
     return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
   }
+  CLOWDER_HD_INLINE static Words widen(Halves halves) { return (Words)_mm256_cvtepu16_epi32((__m128i)halves); }
+  CLOWDER_HD_INLINE static Halves narrow(Words words) { return __builtin_convertvector(words, Halves); }
   CLOWDER_HD_INLINE static Floats interleave_low(Floats a, Floats b) {
     return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
   }

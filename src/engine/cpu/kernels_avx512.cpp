@@ -15,6 +15,15 @@ struct Avx512 : VectorTypes<16> {
   CLOWDER_HD_INLINE static Floats fused(Floats a, Floats b, Floats c) {
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
   }
+  // Intrinsics without a mask make g++ 12 warn of an uninitialised operand.
+  static constexpr __mmask16 kAll = 0xffff;
+
+  CLOWDER_HD_INLINE static Words widen(Halves halves) {
+    return (Words)_mm512_maskz_cvtepu16_epi32(kAll, (__m256i)halves);
+  }
+  CLOWDER_HD_INLINE static Halves narrow(Words words) {
+    return (Halves)_mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
+  }
   CLOWDER_HD_INLINE static Floats interleave_low(Floats a, Floats b) {
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   }

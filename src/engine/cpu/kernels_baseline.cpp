@@ -14,6 +14,8 @@ struct Baseline : VectorTypes<4> {
     for (int i = 0; i < kWidth; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
   }
+  CLOWDER_HD_INLINE static Words widen(Halves halves) { return __builtin_convertvector(halves, Words); }
+  CLOWDER_HD_INLINE static Halves narrow(Words words) { return __builtin_convertvector(words, Halves); }
   CLOWDER_HD_INLINE static Floats interleave_low(Floats a, Floats b) {
     return __builtin_shufflevector(a, b, 0, 4, 1, 5);
   }

@@ -8,10 +8,12 @@
 
 namespace clowder::cpu {
 
-// Terms whose panel [kTermBlock][kLanes] (32 KB) and weights stay in the first-level cache.
-inline constexpr int kTermBlock = 256;
+// Terms whose panel [kTermBlock][kLanes] (16 KB) and converted weights (9 or 16 KB) share a first-level cache of 32 KB.
+inline constexpr int kTermBlock = 128;
 // Keeps rows of converted weights off one another's cache sets.
 inline constexpr int kTermStride = kTermBlock + 16;
+// Outputs that are converted at once where they lie side by side: a cache line of bf16, so that no line is read twice.
+inline constexpr int kColumnStep = 32;
 
 template <class V>
 void pack_rows(const bf16* const* rows, int count, int terms, float* panel) {
@@ -63,67 +65,85 @@ void transpose(const float* sums, int outputs, std::int64_t stride, float* rows)
   }
 }
 
-// kOutputStep weights of `terms` terms as floats; element (n, k) at to[n * kTermStride + k], or to[k * kOutputStep +
-// n].
+// Weights of kOutputsByTerms as floats: kOutputStep outputs, element (n, k) at to[n * kTermStride + k].
 template <class V>
-CLOWDER_HD_INLINE void convert_weights(const WeightView& weights, int n, int k, int terms, float* to) {
-  constexpr int kWidth = V::kWidth;
-  if (weights.layout == WeightLayout::kOutputsByTerms) {
-    for (int i = 0; i < kOutputStep; ++i) {
-      const bf16* row = weights.data + (n + i) * weights.stride + k;
-      for (int j = 0; j < terms; j += kWidth) store<V>(to + i * kTermStride + j, load_bf16<V>(row + j));
-    }
-  } else {
-    for (int j = 0; j < terms; ++j) {
-      const bf16* row = weights.data + (k + j) * weights.stride + n;
-      for (int i = 0; i < kOutputStep; i += kWidth) store<V>(to + j * kOutputStep + i, load_bf16<V>(row + i));
-    }
+CLOWDER_HD_INLINE void convert_rows(const WeightView& weights, int n, int k, int terms, float* to) {
+  for (int i = 0; i < kOutputStep; ++i) {
+    const bf16* row = weights.data + (n + i) * weights.stride + k;
+    for (int j = 0; j < terms; j += V::kWidth) store<V>(to + i * kTermStride + j, load_bf16<V>(row + j));
   }
 }
 
-// V::kTileOutputs outputs by V::kTileVectors vectors of lanes, held in registers over `terms` terms.
-template <class V, int OutputStride, int TermStride>
+// Weights of kTermsByOutputs as floats: up to kColumnStep outputs, element (n, k) at to[k * kColumnStep + n].
+template <class V>
+CLOWDER_HD_INLINE void convert_columns(const WeightView& weights, int n, int k, int outputs, int terms, float* to) {
+  for (int j = 0; j < terms; ++j) {
+    const bf16* row = weights.data + (k + j) * weights.stride + n;
+    for (int i = 0; i < outputs; i += V::kWidth) store<V>(to + j * kColumnStep + i, load_bf16<V>(row + i));
+  }
+}
+
+// `Outputs` outputs by `Vectors` vectors of lanes, held in registers over `terms` terms.
+template <class V, int Outputs, int Vectors, int OutputStride, int TermStride>
 CLOWDER_HD_INLINE void multiply_tile(const float* panel, const float* weights, int terms, float* sums) {
-  constexpr int kOutputs = V::kTileOutputs;
-  constexpr int kVectors = V::kTileVectors;
-  typename V::Floats accumulators[kOutputs][kVectors];
-  for (int n = 0; n < kOutputs; ++n) {
-    for (int v = 0; v < kVectors; ++v) accumulators[n][v] = load<V>(sums + n * kLanes + v * V::kWidth);
+  typename V::Floats accumulators[Outputs][Vectors];
+  for (int n = 0; n < Outputs; ++n) {
+    for (int v = 0; v < Vectors; ++v) accumulators[n][v] = load<V>(sums + n * kLanes + v * V::kWidth);
   }
   for (int k = 0; k < terms; ++k) {
-    typename V::Floats rows[kVectors];
-    for (int v = 0; v < kVectors; ++v) rows[v] = load<V>(panel + k * kLanes + v * V::kWidth);
-    for (int n = 0; n < kOutputs; ++n) {
+    typename V::Floats rows[Vectors];
+    for (int v = 0; v < Vectors; ++v) rows[v] = load<V>(panel + k * kLanes + v * V::kWidth);
+    for (int n = 0; n < Outputs; ++n) {
       const auto weight = broadcast<V>(weights[n * OutputStride + k * TermStride]);
-      for (int v = 0; v < kVectors; ++v) accumulators[n][v] = V::fused(weight, rows[v], accumulators[n][v]);
+      for (int v = 0; v < Vectors; ++v) accumulators[n][v] = V::fused(weight, rows[v], accumulators[n][v]);
     }
   }
-  for (int n = 0; n < kOutputs; ++n) {
-    for (int v = 0; v < kVectors; ++v) store<V>(sums + n * kLanes + v * V::kWidth, accumulators[n][v]);
+  for (int n = 0; n < Outputs; ++n) {
+    for (int v = 0; v < Vectors; ++v) store<V>(sums + n * kLanes + v * V::kWidth, accumulators[n][v]);
   }
 }
 
+// kOutputStep outputs of the lanes up to `lanes`, rounded up to tiles. Where one vector holds them all, the tile is as
+// many times taller as it is narrower.
 template <class V, int OutputStride, int TermStride>
-CLOWDER_HD_INLINE void multiply_step(const float* panel, const float* weights, int terms, float* sums) {
+CLOWDER_HD_INLINE void multiply_step(const float* panel, const float* weights, int terms, int lanes, float* sums) {
+  constexpr int kTall = V::kTileOutputs * V::kTileVectors;
+  if constexpr (kTall <= kOutputStep) {
+    if (lanes <= V::kWidth) {
+      for (int n = 0; n < kOutputStep; n += kTall) {
+        multiply_tile<V, kTall, 1, OutputStride, TermStride>(panel, weights + n * OutputStride, terms,
+                                                             sums + n * kLanes);
+      }
+      return;
+    }
+  }
   for (int n = 0; n < kOutputStep; n += V::kTileOutputs) {
-    for (int lane = 0; lane < kLanes; lane += V::kTileVectors * V::kWidth) {
-      multiply_tile<V, OutputStride, TermStride>(panel + lane, weights + n * OutputStride, terms,
-                                                 sums + n * kLanes + lane);
+    for (int lane = 0; lane < lanes; lane += V::kTileVectors * V::kWidth) {
+      multiply_tile<V, V::kTileOutputs, V::kTileVectors, OutputStride, TermStride>(
+          panel + lane, weights + n * OutputStride, terms, sums + n * kLanes + lane);
     }
   }
 }
 
 template <class V>
-void multiply(const float* panel, const WeightView& weights, int terms, int outputs, float* sums) {
-  alignas(64) float converted[kOutputStep * kTermStride];
+void multiply(const float* panel, const WeightView& weights, int terms, int outputs, int lanes, float* sums) {
+  alignas(64) float converted[kColumnStep * kTermBlock];
+  static_assert(kOutputStep * kTermStride <= kColumnStep * kTermBlock);
   for (int k = 0; k < terms; k += kTermBlock) {
     const int some = terms - k < kTermBlock ? terms - k : kTermBlock;
-    for (int n = 0; n < outputs; n += kOutputStep) {
-      convert_weights<V>(weights, n, k, some, converted);
-      if (weights.layout == WeightLayout::kOutputsByTerms) {
-        multiply_step<V, kTermStride, 1>(panel + k * kLanes, converted, some, sums + n * kLanes);
-      } else {
-        multiply_step<V, 1, kOutputStep>(panel + k * kLanes, converted, some, sums + n * kLanes);
+    const float* rows = panel + k * kLanes;
+    if (weights.layout == WeightLayout::kOutputsByTerms) {
+      for (int n = 0; n < outputs; n += kOutputStep) {
+        convert_rows<V>(weights, n, k, some, converted);
+        multiply_step<V, kTermStride, 1>(rows, converted, some, lanes, sums + n * kLanes);
+      }
+      continue;
+    }
+    for (int n = 0; n < outputs; n += kColumnStep) {
+      const int wide = outputs - n < kColumnStep ? outputs - n : kColumnStep;
+      convert_columns<V>(weights, n, k, wide, some, converted);
+      for (int i = 0; i < wide; i += kOutputStep) {
+        multiply_step<V, 1, kColumnStep>(rows, converted + i, some, lanes, sums + (n + i) * kLanes);
       }
     }
   }

@@ -11,18 +11,6 @@
 namespace clowder::cpu {
 namespace {
 
-const char* pass_name(plan::Pass pass) {
-  switch (pass) {
-    case plan::Pass::kSchedule:
-      return "schedule";
-    case plan::Pass::kForward:
-      return "forward";
-    case plan::Pass::kBackward:
-      return "backward";
-  }
-  return "unknown pass";
-}
-
 // Random delays around tasks, to shake interleavings.
 class Jitter {
  public:
@@ -45,14 +33,15 @@ class Jitter {
 // Polls one condition after the other; after the first that does not come true, ok() is false.
 class Launch::Waiter {
  public:
-  Waiter(Launch& launch, const plan::Task& task) : launch_(launch), task_(task) {}
+  Waiter(Launch& launch, const plan::Task& task, Recorder& recorder)
+      : launch_(launch), task_(task), recorder_(recorder) {}
 
   bool ok() const { return ok_; }
 
   void counter(plan::CounterKind kind, std::int64_t index, std::int32_t at_least) {
     if (!ok_) return;
     const Counter& counter = launch_.counters_[static_cast<std::size_t>(task_.rank())].at(kind, index);
-    if (poll([&] { return counter.load(std::memory_order_acquire) >= at_least; })) return;
+    if (poll(cause_of(kind), [&] { return counter.load(std::memory_order_acquire) >= at_least; })) return;
     launch_.report(task_, launch_.group_rank(task_), "earlier tasks", Blame::kOwnTasks);
   }
 
@@ -65,7 +54,7 @@ class Launch::Waiter {
       const auto is_raised = [&] {
         return static_cast<std::int32_t>(flag.load(std::memory_order_acquire) - launch_.epoch_) >= 0;
       };
-      if (poll(is_raised)) continue;
+      if (poll(cause_of(kind), is_raised)) continue;
       const Blame of_peer = kind == plan::FlagKind::kDone ? Blame::kPeerIsNotDone : Blame::kPeerHasNotCome;
       launch_.report(task_, peer, plan::to_string(kind), peer == rank ? Blame::kOwnTasks : of_peer);
     }
@@ -73,16 +62,19 @@ class Launch::Waiter {
 
  private:
   template <class Condition>
-  bool poll(const Condition& condition) {
+  bool poll(WaitCause cause, const Condition& condition) {
+    if (condition()) return true;
     Backoff backoff;
-    while (ok_ && !condition()) {
+    do {
       if (backoff.pause() && launch_.watchdog_.expired()) ok_ = false;
-    }
+    } while (ok_ && !condition());
+    recorder_.waited(cause);
     return ok_;
   }
 
   Launch& launch_;
   const plan::Task& task_;
+  Recorder& recorder_;
   bool ok_ = true;
 };
 
@@ -113,7 +105,7 @@ void ScratchPool::reserve(int workers, std::int64_t panel_terms) {
 
 Scratch ScratchPool::of_worker(int worker) const {
   float* memory = memory_[static_cast<std::size_t>(worker)].data();
-  return {memory + kScratchSums * kLanes, memory};
+  return {memory + kScratchSums * kLanes, memory, nullptr};
 }
 
 Launch::Launch(const PassPlan& plan, const std::vector<RankMemory>& memory, std::uint32_t epoch,
@@ -140,19 +132,26 @@ void Launch::run(TaskBodies& bodies) {
   };
   const plan::Queue math = plan_.math();
   const plan::Queue copy = plan_.copy();
+  TimelinePass* record = options_.timeline == nullptr ? nullptr : &options_.timeline->begin_pass(plan_.shape().pass);
+  if (record != nullptr) record->begin_ns = now_ns();
+  const std::vector<TimelineLane*> copy_lanes = make_lanes(record, WorkerKind::kCopyAgent, workers_of(copy), copy);
+  const std::vector<TimelineLane*> math_lanes = make_lanes(record, WorkerKind::kMathWorker, workers_of(math), math);
   std::vector<std::jthread> threads;
   try {
     for (int i = 0; i < workers_of(copy); ++i) {
-      threads.emplace_back([&, i] { work(copy, next_copy_, Scratch{}, i, bodies); });
+      const Worker worker{i, copy_lanes[static_cast<std::size_t>(i)], Scratch{}};
+      threads.emplace_back([&, worker] { work(copy, next_copy_, worker, bodies); });
     }
     for (int i = 0; i < workers_of(math); ++i) {
-      threads.emplace_back([&, i] { work(math, next_math_, scratch_.of_worker(i), options_.blocks + i, bodies); });
+      const Worker worker{options_.blocks + i, math_lanes[static_cast<std::size_t>(i)], scratch_.of_worker(i)};
+      threads.emplace_back([&, worker] { work(math, next_math_, worker, bodies); });
     }
   } catch (...) {  // no more threads: those that run must not wait for the others
     watchdog_.make_all_leave();
     throw;
   }
   threads.clear();  // joins
+  if (record != nullptr) record->end_ns = now_ns();
   if (failure_) std::rethrow_exception(failure_);
   std::stable_sort(reports_.begin(), reports_.end(),
                    [](const Reported& a, const Reported& b) { return a.blame < b.blame; });
@@ -164,21 +163,40 @@ std::vector<WaitReport> Launch::reports() const {
   return result;
 }
 
-void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Scratch& scratch, int worker,
+std::vector<TimelineLane*> Launch::make_lanes(TimelinePass* record, WorkerKind kind, int workers,
+                                              const plan::Queue& queue) {
+  // Room for all tasks of the queue, each with a wait, or for as many as a trace can show.
+  constexpr std::int64_t kEventsPerTask = 3;
+  constexpr std::int64_t kMostEvents = std::int64_t{1} << 20;
+  std::vector<TimelineLane*> lanes(static_cast<std::size_t>(workers), nullptr);
+  if (record == nullptr) return lanes;
+  for (int i = 0; i < workers; ++i) {
+    lanes[static_cast<std::size_t>(i)] =
+        &record->add_lane(kind, i, std::min(kEventsPerTask * queue.num_tickets, kMostEvents));
+  }
+  return lanes;
+}
+
+void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Worker& worker,
                   TaskBodies& bodies) try {
-  Jitter jitter(options_.jitter_seed, worker);
+  Jitter jitter(options_.jitter_seed, worker.number);
+  Recorder recorder(worker.lane);
+  Scratch scratch = worker.scratch;
+  scratch.recorder = &recorder;
   std::int64_t cursor = 0;
   while (true) {
     const std::int64_t ticket = next_ticket.fetch_add(1, std::memory_order_relaxed);
     if (ticket >= queue.num_tickets || watchdog_.must_leave()) return;
     const plan::Task task = plan::find_task(queue, ticket, cursor);
+    recorder.begin(task, group_rank(task));
     jitter.delay();
-    if (!wait(task)) return;
+    if (!wait(task, recorder)) return;
     watchdog_.task_begins();
     bodies.execute(task, scratch);
     jitter.delay();
     signal(task);
     watchdog_.task_ends();
+    recorder.end();
   }
 } catch (...) {
   watchdog_.make_all_leave();
@@ -186,8 +204,8 @@ void Launch::work(const plan::Queue& queue, std::atomic<std::int64_t>& next_tick
   if (!failure_) failure_ = std::current_exception();
 }
 
-bool Launch::wait(const plan::Task& task) {
-  Waiter waiter(*this, task);
+bool Launch::wait(const plan::Task& task, Recorder& recorder) {
+  Waiter waiter(*this, task, recorder);
   plan::visit_waits(plan_.shape(), plan_.ranks()[static_cast<std::size_t>(task.rank())], task, waiter);
   return waiter.ok();
 }
@@ -200,7 +218,8 @@ void Launch::signal(const plan::Task& task) {
 // Keeps one report a rank: the one that says most.
 void Launch::report(const plan::Task& task, int waited_for, const std::string& condition, Blame blame) {
   const Reported reported{
-      {group_rank(task), waited_for, pass_name(plan_.shape().pass), plan::to_string(task.kind()), condition}, blame};
+      {group_rank(task), waited_for, plan::to_string(plan_.shape().pass), plan::to_string(task.kind()), condition},
+      blame};
   const std::lock_guard lock(mutex_);
   const auto of_rank = std::find_if(reports_.begin(), reports_.end(),
                                     [&](const Reported& other) { return other.report.rank == reported.report.rank; });

@@ -10,16 +10,18 @@
 #include "clowder/layer.h"
 #include "engine/cpu/buffer.h"
 #include "engine/cpu/pass_plan.h"
+#include "engine/cpu/recorder.h"
 #include "engine/cpu/symmetric_layout.h"
 #include "engine/cpu/tiles.h"
 #include "observe/watchdog.h"
 
 namespace clowder::cpu {
 
-// A math worker's own memory for tiles.
+// A worker's own memory for tiles (math workers only), and its recorder.
 struct Scratch {
-  float* panel;  // [most terms of a product][kLanes]
-  float* sums;   // [kScratchSums][kLanes]
+  float* panel = nullptr;  // [most terms of a product][kLanes]
+  float* sums = nullptr;   // [kScratchSums][kLanes]
+  Recorder* recorder = nullptr;
 };
 inline constexpr int kScratchSums = 5 * kHiddenTile;
 
@@ -47,6 +49,7 @@ struct LaunchOptions {
   int blocks = 1;
   double timeout_s = 60.0;
   std::uint64_t jitter_seed = 0;
+  Timeline* timeline = nullptr;
 };
 
 class Launch {
@@ -79,10 +82,18 @@ class Launch {
     Blame blame;
   };
 
+  struct Worker {
+    int number;  // among all of the launch
+    TimelineLane* lane;
+    Scratch scratch;
+  };
+
   int group_rank(const plan::Task& task) const { return plan_.ranks()[static_cast<std::size_t>(task.rank())].rank; }
-  void work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Scratch& scratch, int worker,
-            TaskBodies& bodies);
-  bool wait(const plan::Task& task);
+  // Null for each worker without a timeline.
+  static std::vector<TimelineLane*> make_lanes(TimelinePass* record, WorkerKind kind, int workers,
+                                               const plan::Queue& queue);
+  void work(const plan::Queue& queue, std::atomic<std::int64_t>& next_ticket, const Worker& worker, TaskBodies& bodies);
+  bool wait(const plan::Task& task, Recorder& recorder);
   void signal(const plan::Task& task);
   void report(const plan::Task& task, int waited_for, const std::string& condition, Blame blame);
 

@@ -38,7 +38,7 @@ void PassTasks::product(const Rows<const bf16>& rows, const WeightView& weights,
                         const Scratch& scratch, float* sums) const {
   kernels_.pack_rows(rows.at, rows.count, terms, scratch.panel);
   std::fill_n(sums, outputs * kLanes, 0.0f);
-  kernels_.multiply(scratch.panel, weights, terms, outputs, sums);
+  kernels_.multiply(scratch.panel, weights, terms, outputs, rows.count, sums);
 }
 
 void PassTasks::gate_up_tile(const Rows<const bf16>& x, const ExpertWeights& weights, std::int64_t width,
@@ -53,7 +53,8 @@ void PassTasks::gate_up_tile(const Rows<const bf16>& x, const ExpertWeights& wei
   float* activated = up + kHiddenTile * kLanes;
   product(x, rows_of(weights.w1), static_cast<int>(hidden), tile.size, scratch, gate);
   std::fill_n(up, tile.size * kLanes, 0.0f);
-  kernels_.multiply(scratch.panel, rows_of(weights.w3), static_cast<int>(hidden), tile.size, up);
+  kernels_.multiply(scratch.panel, rows_of(weights.w3), static_cast<int>(hidden), tile.size, x.count, up);
+  scratch.recorder->turn_to(Role::kEpilogue);
   if (gate_up != nullptr) {
     kernels_.unpack_rows(gate, tile.size, x.count, gate_up->columns_from(tile.begin).at);
     kernels_.unpack_rows(up, tile.size, x.count, gate_up->columns_from(width + tile.begin).at);
@@ -72,6 +73,7 @@ Range PassTasks::sum_columns(int tile) const {
 void PassTasks::sum_slots(const RankView& rank, const Block& block, const float* weights, const Range& columns,
                           const Scratch& scratch, bf16* out) const {
   const bool has_shared = shape_.shared_intermediate > 0;
+  scratch.recorder->turn_to(Role::kReduce);
   static_assert(2 * kOutputTile <= kScratchSums);
   float* shared_rows = scratch.sums + kOutputTile * kLanes;
   if (has_shared) kernels_.transpose(scratch.sums, columns.size, kOutputTile, shared_rows);

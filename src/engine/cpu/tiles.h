@@ -18,6 +18,8 @@ inline constexpr int kHiddenTile = 128;  // columns of h
 inline constexpr int kOutputTile = 256;  // columns of out or dx
 // A tile of weight gradients; a strip of kLanes columns of it stays in the first-level cache.
 inline constexpr int kWeightTile = 128;
+// Rows that weight gradients take up at once, where row blocks lie one after the other in the ring.
+inline constexpr int kWeightRun = 128;
 
 struct Range {
   int begin;

@@ -1,6 +1,6 @@
-// Vectors of floats by the compiler's own extension. A trait names an instruction set: its width and its fused
-// multiply-add. Everything is inlined, or a template over the trait, so that no code of a newer instruction set can be
-// linked into another's place.
+// Vectors of floats by the compiler's own extension. A trait names an instruction set: its width, its fused
+// multiply-add, and what compilers do not find by themselves. Everything is inlined, or a template over the trait, so
+// that no code of a newer instruction set can be linked into another's place.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ template <class V>
 CLOWDER_HD_INLINE typename V::Floats load_bf16(const bf16* from) {
   typename V::Halves halves;
   __builtin_memcpy(&halves, from, sizeof(halves));
-  return (typename V::Floats)(__builtin_convertvector(halves, typename V::Words) << 16);
+  return (typename V::Floats)(V::widen(halves) << 16);
 }
 
 // As to_bf16 in model/bf16.h.
@@ -50,7 +50,7 @@ CLOWDER_HD_INLINE void store_bf16(bf16* to, typename V::Floats value) {
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet_nan = (bits >> 16) | 0x40u;
   const Words chosen = (rounded & ~is_nan) | (quiet_nan & is_nan);
-  const auto halves = __builtin_convertvector(chosen, typename V::Halves);
+  const typename V::Halves halves = V::narrow(chosen);
   __builtin_memcpy(to, &halves, sizeof(halves));
 }
 

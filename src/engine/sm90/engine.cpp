@@ -198,7 +198,7 @@ class Sm90Engine : public Engine {
     memory_.chunk_begin = DeviceBuffer<std::int32_t>(sizes.chunks + 1);
     segments_ = DeviceBuffer<plan::Segment>(sizes.segments);
     queue_ = DeviceBuffer<plan::Queue>(1);
-    next_tickets_ = DeviceBuffer<std::int32_t>(2);
+    next_tickets_ = DeviceBuffer<std::int32_t>(3);  // and the clusters' progress
     phase_segments_ = DeviceBuffer<std::int64_t>(sizes.phases);
     phase_tickets_ = DeviceBuffer<std::int64_t>(sizes.phases);
     histogram_ = DeviceBuffer<std::int32_t>(std::int64_t{kScheduleTiles} * (schedule.num_experts + 1));
@@ -234,10 +234,12 @@ class Sm90Engine : public Engine {
     for (int kind = 0; kind < plan::kNumCounterKinds; ++kind) rank.counters[kind] = memory_.counters[kind].data();
     params.num_ranks = 1;
     params.num_experts = schedule_shape_.experts_per_rank();
+    params.max_chunks = static_cast<std::int32_t>(memory_.chunk_begin.count());
     params.shape = pass;
     params.segments = segments_.data();
     params.math = queue_.data();
     params.next_tickets = next_tickets_.data();
+    params.progress = next_tickets_.data() + 2;
     params.phase_segments = phase_segments_.data();
     params.phase_tickets = phase_tickets_.data();
     return params;
@@ -257,6 +259,7 @@ class Sm90Engine : public Engine {
     params.activation = shape_.activation;
     params.math = queue_.data();
     params.next_ticket = next_tickets_.data();
+    params.progress = next_tickets_.data() + 2;
     params.slots_of_rank = slots_of_rank_.data();
     params.watch = {static_cast<std::int64_t>(options_.timeout_s * 1e9), leaves_.data(), report_.device()};
     params.timeline = debug_timeline;

@@ -5,6 +5,7 @@
 // agents instead (gather.cuh).
 #pragma once
 
+#include "engine/sm90/pace.cuh"
 #include "engine/sm90/records.cuh"
 
 namespace clowder::sm90 {
@@ -72,7 +73,10 @@ template <class Params>
 class Loader {
  public:
   __device__ Loader(const Params& params, const SharedMemory& memory, const SharedAddresses& shared)
-      : params_(params), shared_(shared), reader_(memory, shared), block_(cluster_rank()), stage_(1) {}
+      : params_(params), shared_(shared), reader_(memory, shared),
+        pacer_(params.progress, static_cast<std::int32_t>(gridDim.x) / kClusterBlocks),
+        block_(cluster_rank()),
+        stage_(1) {}
 
   // One thread.
   __device__ void run() {
@@ -115,6 +119,7 @@ class Loader {
         load_box(rows + kABytes / 2, operands.rows, full, term, first_row + kBlockRows / 2);
       }
       load_box_multicast(rows + kABytes + block_ * kHalfBBytes, half, full, term, column, kWholeCluster);
+      pace(steps);
     }
   }
 
@@ -129,7 +134,12 @@ class Loader {
       }
       load_box(rows + kABytes, operands.halves[0], full, term, operands.first_column[0]);
       load_box(rows + kABytes + kHalfBBytes, operands.halves[1], full, term, operands.first_column[1]);
+      pace(steps);
     }
+  }
+
+  __device__ void pace(int steps) {
+    if (block_ == 0 && num_steps(params_.hidden) >= kPacedSteps) pacer_.step(steps >= kPacedSteps);
   }
 
   // Waits until the next stage is empty, says what will land in it, and returns its barrier.
@@ -160,6 +170,7 @@ class Loader {
   const Params& params_;
   SharedAddresses shared_;
   RecordReader reader_;
+  Pacer pacer_;
   std::uint32_t block_;
   RingPlace<kStages> stage_;
 };

@@ -11,17 +11,29 @@
 
 namespace clowder::sm90 {
 
+// A value that all lanes hold, as one that the compiler knows to be so: it moves what follows to the uniform registers.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// An operand of rows of 128 bytes in the 128-byte swizzle, eight of them 1024 bytes apart. The upper word is a constant.
+__device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t sixteenths) {
+  constexpr std::uint32_t kSwizzle128 = 1u << 30;
+  constexpr std::uint32_t kEightRows = 1024 / 16;
+  constexpr std::uint32_t kUnused = 1u << 16;
+  return std::uint64_t{kSwizzle128 | kEightRows} << 32 | (kUnused + sixteenths);
+}
+
 // 64 x 256 sums of a warpgroup. A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, two neighbouring
 // columns of every 8: element 4 * j + 2 * (row / 8) + (column % 2).
 struct Accumulators {
   float value[128];
 
-  // Adds the products of one stage: four instructions of 16 terms. `rows` and `columns` are their descriptors.
-  __device__ __forceinline__ void multiply(std::uint64_t rows, std::uint64_t columns, bool starts_at_zero) {
-    multiply_16(rows, columns, !starts_at_zero, std::make_index_sequence<128>());
+  // Adds the products of one stage: four instructions of 16 terms, 32 bytes further each. Operands stand at so many
+  // times 16 bytes in shared memory.
+  __device__ __forceinline__ void multiply(std::uint32_t rows, std::uint32_t columns, bool starts_at_zero) {
 #pragma unroll
-    for (int i = 1; i < kStepTerms / 16; ++i) {
-      multiply_16(rows + 2 * i, columns + 2 * i, true, std::make_index_sequence<128>());
+    for (int i = 0; i < kStepTerms / 16; ++i) {
+      multiply_16(matrix_descriptor(rows + 2 * i), matrix_descriptor(columns + 2 * i), i > 0 || !starts_at_zero,
+                  std::make_index_sequence<128>());
     }
   }
 
@@ -35,14 +47,6 @@ struct Accumulators {
   }
 };
 
-// Rows of 128 bytes in the 128-byte swizzle, eight of them 1024 bytes apart.
-__device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t sixteenths) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-  constexpr std::uint64_t kEightRows = std::uint64_t{1024 / 16} << 32;
-  constexpr std::uint64_t kUnused = std::uint64_t{1} << 16;
-  return kSwizzle128 | kEightRows | kUnused | sixteenths;
-}
-
 template <class Params, class GatedActivation>
 class MathWarp {
  public:
@@ -50,6 +54,7 @@ class MathWarp {
                       const GatedActivation& activation)
       : params_(params),
         shared_(shared),
+        half_(uniform(math_warp() / 4)),
         record_(0),
         drain_(params, memory, shared, activation),
         marks_(memory),
@@ -72,7 +77,7 @@ class MathWarp {
           drain_.store_nothing(record_.index());
           continue;
         }
-        steps = steps_of(params_, record.task_kind());
+        steps = uniform(steps_of(params_, record.task_kind()));
       }
       marks_.mark(&TileEvent::starts);
       steps = multiply(steps);
@@ -89,7 +94,7 @@ class MathWarp {
  private:
   // 64 rows of nothing but padding are not computed.
   __device__ __forceinline__ bool has_rows(const TaskRecord& record) const {
-    return record.row_count > math_warp() / 4 * (kBlockRows / kMathWarpgroups);
+    return record.row_count > half_ * (kBlockRows / kMathWarpgroups);
   }
   // How many steps of the next task will hide stores: 0 if it is not there, has no rows for this warp or too few steps.
   __device__ __forceinline__ int look_ahead() const {
@@ -98,7 +103,7 @@ class MathWarp {
     if (!barrier_try_wait(shared_.targeted(next.index()), next.parity())) return 0;
     const TaskRecord record = read_record(shared_, next.index());
     if (record.kind == TaskRecord::kLeave || !has_rows(record)) return 0;
-    const int steps = steps_of(params_, record.task_kind());
+    const int steps = uniform(steps_of(params_, record.task_kind()));
     return steps > kSignalStep ? steps : 0;
   }
 
@@ -121,8 +126,8 @@ class MathWarp {
     // Gathered rows were written by ordinary copies.
     fence_proxy_shared();
     matrix_fence();
-    const std::uint32_t stage = stage_.index() * (kStageBytes / 16);
-    sums_.multiply(matrix_descriptor(shared_.base / 16 + math_warp() / 4 * (kABytes / kMathWarpgroups / 16) + stage), matrix_descriptor(shared_.base / 16 + kABytes / 16 + stage), is_first);
+    const std::uint32_t stage = shared_.stage(stage_.index()) / 16;
+    sums_.multiply(stage + half_ * (kABytes / kMathWarpgroups / 16), stage + kABytes / 16, is_first);
     matrix_commit();
   }
   // The step before the one just issued has ended.
@@ -235,6 +240,7 @@ class MathWarp {
 
   const Params& params_;
   const SharedAddresses& shared_;
+  int half_;  // of the block's rows
   RingPlace<kRecords> record_;
   Drain<Params, GatedActivation> drain_;
   TileMarks marks_;

@@ -74,6 +74,7 @@ struct ForwardParams {
 
   const plan::Queue* math;  // written on the device
   std::int32_t* next_ticket;
+  std::int32_t* progress;  // of all clusters, see pace.cuh
   bf16* const* slots_of_rank;  // [R] every rank's slot buffer
   Watch watch;
   Timeline timeline;

@@ -30,10 +30,12 @@ struct PlanParams {
 
   std::int32_t num_ranks;
   std::int32_t num_experts;  // of a rank
+  std::int32_t max_chunks;   // of a rank
   plan::PassShape shape;
   plan::Segment* segments;
   plan::Queue* math;
   std::int32_t* next_tickets;  // [2] of the math and the copy queue
+  std::int32_t* progress;
   std::int64_t* phase_segments;  // [max phases + 1] scratch
   std::int64_t* phase_tickets;
 };

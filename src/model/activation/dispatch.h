@@ -2,6 +2,9 @@
 #pragma once
 
 #include "clowder/types.h"
+#include "model/activation/geglu.h"
+#include "model/activation/gpt_oss.h"
+#include "model/activation/reglu.h"
 #include "model/activation/swiglu.h"
 #include "model/activation/swiglu_clamp.h"
 
@@ -12,7 +15,13 @@ template <class Visit>
 CLOWDER_HD_INLINE auto with_activation(const Activation& activation, Visit&& visit) {
   switch (activation.kind) {
     case ActivationKind::kSwigluClamp:
-      return visit(SwigluClamp{activation.limit});
+      return visit(SwigluClamp(activation.limit));
+    case ActivationKind::kGeglu:
+      return visit(Geglu{});
+    case ActivationKind::kReglu:
+      return visit(Reglu{});
+    case ActivationKind::kGptOss:
+      return visit(GptOss{});
     case ActivationKind::kSwiglu:
       break;
   }

@@ -7,8 +7,18 @@
 namespace clowder {
 namespace {
 
-constexpr std::string_view kSwigluName = "swiglu";
-constexpr std::string_view kSwigluClampPrefix = "swiglu-clamp:";
+// The part that stands before a limit, or all of the name.
+struct Named {
+  ActivationKind kind;
+  std::string_view name;
+};
+constexpr Named kNames[] = {
+    {ActivationKind::kSwiglu, "swiglu"},  {ActivationKind::kSwigluClamp, "swiglu-clamp:"},
+    {ActivationKind::kGeglu, "geglu"},    {ActivationKind::kReglu, "reglu"},
+    {ActivationKind::kGptOss, "gpt-oss"},
+};
+
+bool has_limit(ActivationKind kind) { return kind == ActivationKind::kSwigluClamp; }
 
 bool parse_limit(std::string_view text, float& limit) {
   const char* end = text.data() + text.size();
@@ -19,21 +29,27 @@ bool parse_limit(std::string_view text, float& limit) {
 }  // namespace
 
 Activation parse_activation(const std::string& name) {
-  if (name == kSwigluName) return {};
   const std::string_view text = name;
-  Activation clamp{ActivationKind::kSwigluClamp, 0.0f};
-  if (text.starts_with(kSwigluClampPrefix) && parse_limit(text.substr(kSwigluClampPrefix.size()), clamp.limit)) {
-    return clamp;
+  for (const Named& named : kNames) {
+    Activation activation{named.kind, 0.0f};
+    if (!has_limit(named.kind) && text == named.name) return activation;
+    if (has_limit(named.kind) && text.starts_with(named.name) &&
+        parse_limit(text.substr(named.name.size()), activation.limit)) {
+      return activation;
+    }
   }
-  throw Error(ErrorCode::kArgument,
-              "activation: \"" + name + "\", must be \"swiglu\" or \"swiglu-clamp:LIMIT\" with a limit above 0");
+  throw Error(ErrorCode::kArgument, "activation: \"" + name + "\", must be " + kActivationNames);
 }
 
 std::string to_string(const Activation& activation) {
-  if (activation.kind == ActivationKind::kSwiglu) return std::string(kSwigluName);
+  std::string text;
+  for (const Named& named : kNames) {
+    if (named.kind == activation.kind) text = named.name;
+  }
+  if (!has_limit(activation.kind)) return text;
   char digits[32];
   const auto [end, error] = std::to_chars(digits, digits + sizeof digits, activation.limit);
-  return std::string(kSwigluClampPrefix) + std::string(digits, error == std::errc{} ? end : digits);
+  return text.append(digits, error == std::errc{} ? end : digits);
 }
 
 }  // namespace clowder

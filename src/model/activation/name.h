@@ -7,6 +7,9 @@
 
 namespace clowder {
 
+// All of them, for help and errors.
+inline constexpr const char* kActivationNames = "swiglu, swiglu-clamp:LIMIT (above 0), geglu, reglu or gpt-oss";
+
 // Throws Error(kArgument) that says what is known.
 Activation parse_activation(const std::string& name);
 

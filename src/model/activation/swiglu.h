@@ -6,15 +6,17 @@
 
 namespace clowder {
 
-struct Swiglu {
+struct Swiglu : Gated<Swiglu> {
+  using Piece = OnePiece;
+
   template <class Real>
-  CLOWDER_HD_INLINE Real value(Real g, Real u) const {
-    return g * sigmoid(g) * u;
+  CLOWDER_HD_INLINE Piece piece(Real, Real) const {
+    return {};
   }
 
   // silu'(g) = s + g s (1 - s) with s = sigmoid(g).
   template <class Real>
-  CLOWDER_HD_INLINE GatedGradient<Real> gradient(Real g, Real u) const {
+  CLOWDER_HD_INLINE GatedGradient<Real> gradient_on(const Piece&, Real g, Real u) const {
     const Real s = sigmoid(g);
     const Real silu = g * s;
     return {silu * u, (s + silu * (Real{1} - s)) * u, silu};

@@ -1,40 +1,27 @@
 // SwiGLU with a clamp: f(g, u) = silu(min(g, limit)) * clamp(u, -limit, limit).
 #pragma once
 
+#include "model/activation/clamp.h"
 #include "model/activation/swiglu.h"
 
 namespace clowder {
 
-struct SwigluClamp {
-  float limit;
+struct SwigluClamp : Gated<SwigluClamp> {
+  using Piece = GatedClamp::Piece;
+
+  CLOWDER_HD_INLINE explicit SwigluClamp(float limit) : clamp{limit} {}
 
   template <class Real>
-  CLOWDER_HD_INLINE Real value(Real g, Real u) const {
-    return Swiglu{}.value(clamp_gate(g), clamp_up(u));
+  CLOWDER_HD_INLINE Piece piece(Real g, Real u) const {
+    return clamp.piece(g, u);
   }
 
   template <class Real>
-  CLOWDER_HD_INLINE GatedGradient<Real> gradient(Real g, Real u) const {
-    const Real most = static_cast<Real>(limit);
-    GatedGradient<Real> result = Swiglu{}.gradient(clamp_gate(g), clamp_up(u));
-    result.dg = g > most ? Real{0} : result.dg;
-    result.du = u > most || u < -most ? Real{0} : result.du;
-    return result;
+  CLOWDER_HD_INLINE GatedGradient<Real> gradient_on(const Piece& piece, Real g, Real u) const {
+    return clamp.gradient_on(piece, g, u, Swiglu{});
   }
 
- private:
-  // Written so that a NaN stays a NaN.
-  template <class Real>
-  CLOWDER_HD_INLINE Real clamp_gate(Real g) const {
-    const Real most = static_cast<Real>(limit);
-    return g > most ? most : g;
-  }
-  template <class Real>
-  CLOWDER_HD_INLINE Real clamp_up(Real u) const {
-    const Real most = static_cast<Real>(limit);
-    const Real below = u > most ? most : u;
-    return below < -most ? -most : below;
-  }
+  GatedClamp clamp;
 };
 
 }  // namespace clowder
