@@ -96,7 +96,9 @@ def test_pages(package, tmp_path):
         assert expected in page
     for hidden in ("_secret", "undocumented", "_hidden"):
         assert hidden not in page
-    assert "{py:currentmodule} pack.part\n:::\n\n## run\n\n:::{py:function} run" in (tmp_path / "pack.part.md").read_text()
+    assert (
+        "{py:currentmodule} pack.part\n:::\n\n## run\n\n:::{py:function} run" in (tmp_path / "pack.part.md").read_text()
+    )
 
 
 def test_an_export_without_a_docstring_is_an_error(package, tmp_path):
