@@ -79,9 +79,10 @@ def lay_source(pages: list[Path], source: Path) -> None:
 
 def rewrite(text: str, page: Path, moved: dict[Path, Path]) -> str:
     """Links to sources that have a page of reference lead there; links to folders, which a site has none of, become text."""
+    internal = {link.target for link in links.links_in(text, page) if not link.is_external}
 
     def replace(match: re.Match[str]) -> str:
-        if ":" in match["target"]:
+        if match["target"] not in internal:
             return match[0]
         target = links.target_of(page, match["target"])
         if target in moved:

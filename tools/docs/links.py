@@ -36,7 +36,12 @@ def find_pages(root: Path) -> list[Path]:
 
 
 def links_of(root: Path, page: Path) -> Iterator[Link]:
-    for token in _tokens((root / page).read_text()):
+    return links_in((root / page).read_text(), page)
+
+
+def links_in(text: str, page: Path) -> Iterator[Link]:
+    """The links and images of a page's text; what looks like one in code is none."""
+    for token in _tokens(text):
         for child in token.children or []:
             target = child.attrGet("href") or child.attrGet("src")
             if target:
