@@ -38,6 +38,7 @@ export PY
 
 # $(call need,program,package): stops with one line where a program is missing.
 need = command -v $(1) >/dev/null || { echo "$(1) is missing: sudo apt-get install $(2)" >&2; exit 1; }
+has_hopper = nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -q "^9.0"
 pip = $(PY) -m pip --disable-pip-version-check
 
 help:  ## this list
@@ -54,8 +55,9 @@ package: compiler $(for_build)  ## builds and installs the Python package
 demo: package $(for_demo)  ## trains a small language model on source code (DEMO_ARGS=...)
 	$(PY) examples/train_code_lm.py $(DEMO_ARGS)
 
-bench: package $(for_demo)  ## times a layer beside PyTorch and writes benchmarks/results (BENCH_ARGS=...)
-	$(PY) benchmarks/layer_cpu.py $(BENCH_ARGS)
+bench: build package $(for_demo)  ## times layers beside PyTorch and writes benchmarks/results (BENCH_ARGS=...)
+	if $(has_hopper); then $(PY) benchmarks/layer_gpu.py --burst $(BENCH_ARGS); \
+	  else $(PY) benchmarks/layer_cpu.py $(BENCH_ARGS); fi
 
 test: build $(for_test)  ## builds and runs the tests of this machine, C++ and Python
 	ctest --preset release -j $(JOBS)
@@ -69,7 +71,8 @@ test-long: build $(for_test)  ## soaks
 	$(PY) -m pytest -q -m long tests/python
 
 test-gpu:  ## the tests that need a GPU
-	@echo "test-gpu: there is no GPU engine in this version, so there is nothing to run"
+	if $(has_hopper); then $(MAKE) --no-print-directory build && tools/gpu_checks.sh build/release/clowder; \
+	  else echo "test-gpu: there is no H100 or H200 here, so there is nothing to run"; fi
 
 explore: build  ## a million explored plans (EXPLORE_ARGS=...)
 	build/release/clowder_explore $(EXPLORE_ARGS)

@@ -6,8 +6,6 @@
 
 #include "clowder/layer.h"
 #include "model/activation/name.h"
-#include "engine/sm90/timeline.h"
-namespace clowder::sm90 { extern Timeline debug_timeline; }
 
 namespace {
 
@@ -27,6 +25,7 @@ int guarded(Function&& function) {
 }  // namespace
 
 extern "C" {
+#pragma GCC visibility push(default)
 
 // Stacked weights: w13 [E, 2I, H], w2 [E, H, I], shared_w13 [2Is, H], shared_w2 [H, Is].
 struct BenchLayer {
@@ -104,12 +103,9 @@ int clowder_bench_forward(void* handle, const BenchTensors* t, void* stream) {
   });
 }
 
-void clowder_bench_timeline(void* events, void* clocks, int capacity) {
-  clowder::sm90::debug_timeline = {static_cast<clowder::sm90::TileEvent*>(events), static_cast<std::int64_t*>(clocks), capacity};
-}
-
 int clowder_bench_check(void* workspace) {
   return guarded([&] { static_cast<clowder::Workspace*>(workspace)->check(); });
 }
 
+#pragma GCC visibility pop
 }  // extern "C"

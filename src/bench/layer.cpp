@@ -8,16 +8,17 @@
 namespace clowder::bench {
 namespace {
 
-class CpuLayer : public TimedLayer {
+class EngineLayer : public TimedLayer {
  public:
-  CpuLayer(const check::ProblemSpec& spec, const check::RunOptions& options)
+  EngineLayer(const check::ProblemSpec& spec, const check::RunOptions& options)
       : problem_(check::make_problem(spec, options.threads)),
         workspace_(problem_.shape, make_virtual_group(spec.num_ranks()),
                    check::make_workspace_options(problem_, options, 0)),
-        step_(problem_, workspace_, options.workspace.keep_x),
+        step_(problem_, workspace_, options.workspace.keep_x, options.workspace.engine),
         arguments_(step_.arguments()),
         keep_x_(options.workspace.keep_x) {
     step_.reset();
+    step_.upload();
     run(TimedPass::kForward);
   }
 
@@ -29,6 +30,8 @@ class CpuLayer : public TimedLayer {
     if (pass == TimedPass::kBackward || pass == TimedPass::kForwardBackward) {
       workspace_.backward(arguments_.backward, problem_.spec.gradient_mode);
     }
+    step_.synchronise();
+    workspace_.check();
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   }
 
@@ -50,11 +53,7 @@ class CpuLayer : public TimedLayer {
 }  // namespace
 
 std::unique_ptr<TimedLayer> make_layer(const check::ProblemSpec& spec, const check::RunOptions& options) {
-  if (options.workspace.engine != EngineKind::kCpu) {
-    throw Error(ErrorCode::kUnsupported, std::string("engine: ") + to_string(options.workspace.engine) +
-                                             " has no timing of its own in this version; use --engine cpu");
-  }
-  return std::make_unique<CpuLayer>(spec, options);
+  return std::make_unique<EngineLayer>(spec, options);
 }
 
 }  // namespace clowder::bench

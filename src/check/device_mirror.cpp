@@ -37,8 +37,12 @@ void DeviceMirror::upload() {
   }
 }
 
-void DeviceMirror::download() {
+void DeviceMirror::synchronise() const {
   if (is_copy_) sm90::require(cudaDeviceSynchronize(), "a pass");
+}
+
+void DeviceMirror::download() {
+  synchronise();
   for (const Buffer& buffer : buffers_) {
     sm90::require(cudaMemcpy(const_cast<std::byte*>(buffer.host), buffer.device, buffer.bytes, cudaMemcpyDeviceToHost),
                   "copying from the device");
@@ -51,6 +55,7 @@ DeviceMirror::~DeviceMirror() = default;
 void DeviceMirror::add(const void*, std::size_t) {}
 void DeviceMirror::upload() {}
 void DeviceMirror::download() {}
+void DeviceMirror::synchronise() const {}
 
 #endif
 

@@ -32,6 +32,8 @@ class DeviceMirror {
   // All buffers to the device; back from it, once its passes have ended.
   void upload();
   void download();
+  // Waits for the device's passes.
+  void synchronise() const;
 
  private:
   struct Buffer {

@@ -37,6 +37,12 @@ class EngineStep {
   BackwardInputs backward_inputs(int rank);
   StepArguments arguments();
 
+  // Inputs, and outputs as they stand, to where the engine reads them; results back from there. run() does both.
+  void upload() { mirror_.upload(); }
+  void download() { mirror_.download(); }
+  // Waits for passes that return before they have ended.
+  void synchronise() const { mirror_.synchronise(); }
+
   // Schedule, forward and backward (unless forward_only) of all ranks at once, on a workspace that drives them all.
   void run(Workspace& workspace);
   // The words of a rank's schedule as the last run left them.

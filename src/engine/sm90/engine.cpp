@@ -12,9 +12,9 @@
 #include "engine/sm90/schedule_kernel.h"
 #include "engine/sm90/tensor_map.h"
 #include "engine/sm90/tiles.h"
+#include "engine/sm90/timeline_recorder.h"
 
 namespace clowder::sm90 {
-Timeline debug_timeline;
 namespace {
 
 plan::TileCounts make_tile_counts(const LayerShape& shape) {
@@ -169,7 +169,9 @@ class Sm90Engine : public Engine {
     weights_.bind(shape_, inputs.experts, inputs.shared, cuda_stream);
     launch_plan(plan_params(pass, inputs), stream);
     require(cudaGetLastError(), "launching the plan");
+    if (options_.timeline != nullptr) recorder_.begin(blocks_, cuda_stream);
     launch_forward(forward_params(pass, inputs), blocks_, stream);
+    if (options_.timeline != nullptr) recorder_.end(plan::Pass::kForward, cuda_stream, *options_.timeline);
   }
 
   void backward(const std::vector<BackwardInputs>&, GradientMode, Stream) override {
@@ -262,7 +264,7 @@ class Sm90Engine : public Engine {
     params.progress = next_tickets_.data() + 2;
     params.slots_of_rank = slots_of_rank_.data();
     params.watch = {static_cast<std::int64_t>(options_.timeout_s * 1e9), leaves_.data(), report_.device()};
-    params.timeline = debug_timeline;
+    params.timeline = recorder_.device_timeline();
     return params;
   }
 
@@ -348,6 +350,7 @@ class Sm90Engine : public Engine {
   DeviceBuffer<bf16*> slots_of_rank_;
   DeviceBuffer<std::int32_t> leaves_;
   MappedObject<GivenUp> report_;
+  TimelineRecorder recorder_;
   mutable Death death_;
 };
 

@@ -77,7 +77,7 @@ struct ForwardParams {
   std::int32_t* progress;  // of all clusters, see pace.cuh
   bf16* const* slots_of_rank;  // [R] every rank's slot buffer
   Watch watch;
-  Timeline timeline;
+  DeviceTimeline timeline;
 };
 
 }  // namespace clowder::sm90

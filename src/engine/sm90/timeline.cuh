@@ -9,14 +9,14 @@ namespace clowder::sm90 {
 
 __device__ __forceinline__ std::int64_t cycles() { return clock64(); }
 
-__device__ __forceinline__ void mark_block(const Timeline& timeline, int moment) {
+__device__ __forceinline__ void mark_block(const DeviceTimeline& timeline, int moment) {
   if (timeline.events == nullptr) return;
   std::int64_t* clocks = timeline.clocks + 4 * blockIdx.x + 2 * moment;
   clocks[0] = static_cast<std::int64_t>(nanoseconds());
   clocks[1] = cycles();
 }
 
-__device__ __forceinline__ TileEvent* first_event(const Timeline& timeline) {
+__device__ __forceinline__ TileEvent* first_event(const DeviceTimeline& timeline) {
   return timeline.events == nullptr ? nullptr : timeline.events + std::int64_t{blockIdx.x} * timeline.capacity;
 }
 
@@ -29,7 +29,7 @@ class TileMarks {
   __device__ __forceinline__ void mark(std::int64_t TileEvent::*moment) const {
     if (TileEvent* event = memory_.event; event != nullptr && writes()) event->*moment = cycles();
   }
-  __device__ __forceinline__ void end(const Timeline& timeline, const TaskRecord& record) const {
+  __device__ __forceinline__ void end(const DeviceTimeline& timeline, const TaskRecord& record) const {
     TileEvent* event = memory_.event;
     if (event == nullptr || !writes()) return;
     event->ends = cycles();

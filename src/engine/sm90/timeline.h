@@ -17,7 +17,7 @@ struct TileEvent {
   std::int32_t tile;
 };
 
-struct Timeline {
+struct DeviceTimeline {
   TileEvent* events = nullptr;  // [blocks][capacity], zero at first, or null
   // Of each block: nanoseconds and cycles when it begins, and again when it ends.
   std::int64_t* clocks = nullptr;  // [blocks][4]

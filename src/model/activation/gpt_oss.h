@@ -32,17 +32,19 @@ struct GptOssUnclamped : Gated<GptOssUnclamped> {
 
 struct GptOss : Gated<GptOss> {
   using Piece = GatedClamp::Piece;
-  static constexpr GatedClamp kClamp{7.0f};
 
   template <class Real>
   CLOWDER_HD_INLINE Piece piece(Real g, Real u) const {
-    return kClamp.piece(g, u);
+    return clamp().piece(g, u);
   }
 
   template <class Real>
   CLOWDER_HD_INLINE GatedGradient<Real> gradient_on(const Piece& piece, Real g, Real u) const {
-    return kClamp.gradient_on(piece, g, u, GptOssUnclamped{});
+    return clamp().gradient_on(piece, g, u, GptOssUnclamped{});
   }
+
+ private:
+  CLOWDER_HD_INLINE static GatedClamp clamp() { return {7.0f}; }
 };
 
 }  // namespace clowder
