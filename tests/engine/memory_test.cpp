@@ -17,7 +17,7 @@
 namespace clowder::test {
 namespace {
 
-// One rank of a group of any size, without memory for its peers: workspaces can be asked for their sizes, and no more.
+// One rank of a group of any size, without memory: workspaces can be asked for their sizes, and no more.
 class PaperGroup : public Group {
  public:
   explicit PaperGroup(int size) : size_(size) {}
@@ -27,7 +27,11 @@ class PaperGroup : public Group {
 
  private:
   struct Nowhere : SymmetricMemory {
-    std::byte* base(int) const override { return nullptr; }
+    // An address that nobody reads from or writes to.
+    std::byte* base(int) const override {
+      alignas(4096) static std::byte nowhere;
+      return &nowhere;
+    }
   };
   int size_;
   std::vector<int> local_ranks_{0};

@@ -54,6 +54,9 @@ class CLOWDER_API Shape {
 
 class Forward;
 
+// Opaque.
+class Hidden;
+
 // Free.
 CLOWDER_API Shape* make_shape(int edges);
 
@@ -85,6 +88,7 @@ def test_declarations_and_their_comments():
         "explicit Shape(int edges = {})": "Makes one.",
         "virtual int area() const = 0": "in square metres",
         "static Shape* find(const Point& point, int edges = 3)": "",
+        "Hidden": "Opaque.",
         "Shape* make_shape(int edges)": "Free.",
     }
 

@@ -28,7 +28,6 @@ def problems_of(repository, text):
         "[the second](page.md#a-code-heading-twice-1)",
         "![picture](picture.svg)",
         "[elsewhere](https://example.org/nothing.md#nowhere)",
-        "[awaited](python.md#whatever)",
         "`[no link](nothing.md)`",
         "    [no link](nothing.md)",
     ],

@@ -1,5 +1,6 @@
 """The reference of the Python package has everything that it exports, read without importing it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,12 +38,13 @@ class Worker:
     def __init__(self, hours: int, *, _secret: int = 0) -> None:
         self.tired = False
 
-    def work(self, times: int = 1) -> Result:
+    def work(self, times: int = 1, more=0, others=0) -> Result:
         """Does it.
 
         Args:
             times: how often; the
                 second line.
+            more, others: likewise.
 
         Returns:
             What came of it.
@@ -78,27 +80,30 @@ def test_pages(package, tmp_path):
     assert python_reference.write_pages(package, tmp_path) == ["pack", "pack.part"]
     page = (tmp_path / "pack.md").read_text()
     for expected in (
-        "{py:class} pack.Result",
+        "{py:class} Result",
         "{py:attribute} value\n\n:type: int",
-        "{py:class} pack.Worker(hours: int)\n",
+        "{py:class} Worker(hours: int)\n",
         ":param hours: of a day.",
         "{py:attribute} tired\n\nafter work.",
-        "{py:method} work(times: int = 1) -> Result\n",
+        "{py:method} work(times: int = 1, more=0, others=0) -> Result\n",
         ":param times: how often; the\n  second line.",
+        ":param more: likewise.\n:param others: likewise.",
         ":returns: What came of it.",
         ":raises ValueError: never.",
         "{py:property} name\n\nIts name.",
-        "{py:function} pack.run(worker: Worker) -> Result\n\nRuns `worker`.",
+        "{py:function} run(worker: Worker) -> Result\n\nRuns `worker`.",
     ):
         assert expected in page
     for hidden in ("_secret", "undocumented", "_hidden"):
         assert hidden not in page
-    assert "{py:function} pack.part.run" in (tmp_path / "pack.part.md").read_text()
+    assert (
+        "{py:currentmodule} pack.part\n:::\n\n## run\n\n:::{py:function} run" in (tmp_path / "pack.part.md").read_text()
+    )
 
 
 def test_an_export_without_a_docstring_is_an_error(package, tmp_path):
     (package / "work.py").write_text(SOURCE["work.py"].replace('    """Runs `worker`."""', "    return worker.work()"))
-    with pytest.raises(ValueError, match=r"pack.run is exported and has no docstring"):
+    with pytest.raises(ValueError, match=r"pack.work.run is exported and has no docstring"):
         python_reference.write_pages(package, tmp_path)
 
 
@@ -109,7 +114,7 @@ def test_the_real_package_is_complete(tmp_path):
     exported = {}
     exec((ROOT / "python/clowder/__init__.py").read_text().partition("__all__ =")[2].join(["__all__ =", ""]), exported)
     for name in exported["__all__"]:
-        assert name in names or f"clowder.{name}" in names or f"clowder.{name}" in page
+        assert f"clowder.{name}" in names or re.search(rf"^:+{{py:(class|function)}} {name}\b", page, re.MULTILINE)
 
 
 def test_torch_is_not_needed(tmp_path):

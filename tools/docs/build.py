@@ -31,7 +31,17 @@ def main() -> int:
     source, site = folder / "source", folder / "html"
     lay_source(pages, source)
     conf = str(Path(__file__).parent)
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "-j", "auto", "-b", "html", "-d", str(folder / "doctrees")]
+    options = [
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        "-j",
+        "auto",
+        "-b",
+        "html",
+        "-d",
+        str(folder / "doctrees"),
+    ]
     if status := build_main([*options, "-c", conf, str(source), str(site)]):
         return status
     shutil.copy(site / "README.html", site / "index.html")
@@ -40,7 +50,9 @@ def main() -> int:
 
     external = {link.target for page in pages for link in links.links_of(ROOT, page) if link.is_external}
     (folder / "external-links.txt").write_text("".join(f"{target}\n" for target in sorted(external)))
-    print(f"docs: build/docs/html/index.html; {len(external)} external links, not tried, in build/docs/external-links.txt")
+    print(
+        f"docs: build/docs/html/index.html; {len(external)} external links, not tried, in build/docs/external-links.txt"
+    )
     return 0
 
 
@@ -66,10 +78,11 @@ def lay_source(pages: list[Path], source: Path) -> None:
 
 
 def rewrite(text: str, page: Path, moved: dict[Path, Path]) -> str:
-    """Links to sources that have a page of reference lead there; links to what the site does not have become text."""
+    """Links to sources that have a page of reference lead there; links to folders, which a site has none of, become text."""
+    internal = {link.target for link in links.links_in(text, page) if not link.is_external}
 
     def replace(match: re.Match[str]) -> str:
-        if ":" in match["target"]:
+        if match["target"] not in internal:
             return match[0]
         target = links.target_of(page, match["target"])
         if target in moved:
@@ -88,9 +101,7 @@ def contents(text: str, references: list[str]) -> str:
         if line.startswith("## "):
             entries = parts.setdefault(line.removeprefix("## "), [])
         elif line.startswith("- ") and (match := _TARGET.search(line)) and match["target"].endswith(".md"):
-            target = links.target_of(CONTENTS, match["target"])
-            if (ROOT / target).exists():
-                entries.append(f"/{target.with_suffix('')}")
+            entries.append(f"/{links.target_of(CONTENTS, match['target']).with_suffix('')}")
     parts["Reference"] = [f"/reference/{name}" for name in references]
     parts["Pages"] = [f"/{CONTENTS.with_suffix('')}"]
     lists = [

@@ -102,7 +102,9 @@ class _Reader:
             if declaration:
                 if comments and _follows(node, comments[-1]):
                     declaration.comment = _markdown([self._text(comment) for comment in comments])
-                pending = (declaration, node)
+                # A name without a body is of use to a reader only where a comment says what for.
+                if declaration.comment or node.type not in _KINDS or node.child_by_field_name("body"):
+                    pending = (declaration, node)
         if pending:
             yield self._finish(pending[0], beside)
 
@@ -129,12 +131,11 @@ class _Reader:
             return self._value(node)
         return None
 
-    def _type(self, node: tree_sitter.Node) -> Declaration | None:
+    def _type(self, node: tree_sitter.Node) -> Declaration:
         body = node.child_by_field_name("body")
-        if body is None:
-            return None
-        text = self._text_until(node, body).removeprefix("enum ").removeprefix("struct ").removeprefix("class ")
-        return Declaration(_KINDS[node.type], text, members=list(self.declarations(body)))
+        text = self._text_until(node, body) if body else self._text(node)
+        text = text.removeprefix("enum ").removeprefix("struct ").removeprefix("class ")
+        return Declaration(_KINDS[node.type], text, members=list(self.declarations(body)) if body else [])
 
     def _value(self, node: tree_sitter.Node) -> Declaration | None:
         """A function without its body and initialisers, or a variable. Copies that are forbidden are left out."""
@@ -197,4 +198,6 @@ def to_page(name: str, header: Header) -> str:
 def _directive(declaration: Declaration) -> str:
     fence = "::::" if declaration.members else ":::"
     opening = f"{fence}{{cpp:{declaration.kind}}} {declaration.text}"
-    return "\n\n".join(filter(None, [opening, declaration.comment, *map(_directive, declaration.members)])) + f"\n{fence}"
+    return (
+        "\n\n".join(filter(None, [opening, declaration.comment, *map(_directive, declaration.members)])) + f"\n{fence}"
+    )

@@ -27,27 +27,27 @@ def page(module: griffe.Module) -> str:
         exported = resolve(module[name])
         if not exported.is_module:
             # The link of a list of contents; Sphinx makes the rest's from the directive.
-            parts += [f"## {name}", entry(exported, f"{module.path}.{name}")]
+            parts += [f"## {name}", entry(exported, name)]
     return joined(parts)
 
 
-def entry(thing: griffe.Object, path: str) -> str:
+def entry(thing: griffe.Object, name: str) -> str:
     """A class with its documented members, or a function."""
     if not thing.has_docstring:
-        raise ValueError(f"{path} is exported and has no docstring")
+        raise ValueError(f"{thing.path} is exported and has no docstring")
     if not thing.is_class:
-        return directive("function", signature(thing, path), docstring(thing))
+        return directive("function", signature(thing, name), docstring(thing))
     fields = [] if has_section(thing, "attributes") else list_fields(thing)
     members = [
         directive(
             "property" if member.is_attribute else "method",
-            name if member.is_attribute else signature(member, name),
+            key if member.is_attribute else signature(member, key),
             docstring(member),
         )
-        for name, member in thing.members.items()
-        if member.is_public and member.has_docstring and not name.startswith("_")
+        for key, member in thing.members.items()
+        if member.is_public and member.has_docstring and not key.startswith("_")
     ]
-    return directive("class", class_signature(thing, path), joined([docstring(thing), *fields, *members]), colons=4)
+    return directive("class", class_signature(thing, name), joined([docstring(thing), *fields, *members]), colons=4)
 
 
 def list_fields(thing: griffe.Class) -> list[str]:
@@ -58,18 +58,18 @@ def list_fields(thing: griffe.Class) -> list[str]:
     return [directive("attribute", name, f":type: {member.annotation}") for name, member in fields]
 
 
-def signature(function: griffe.Function, path: str) -> str:
-    return function.signature(name=path)
+def signature(function: griffe.Function, name: str) -> str:
+    return function.signature(name=name)
 
 
-def class_signature(thing: griffe.Class, path: str) -> str:
+def class_signature(thing: griffe.Class, name: str) -> str:
     """With what its constructor takes; parameters that begin with an underscore are not for users."""
     constructor = thing.members.get("__init__")
     if constructor is None or not constructor.is_function:
-        return path
+        return name
     public = [p for p in constructor.parameters if p.name != "self" and not p.name.startswith("_")]
-    shown = griffe.Function(name=path, parameters=griffe.Parameters(*public))
-    return shown.signature(name=path)
+    shown = griffe.Function(name=name, parameters=griffe.Parameters(*public))
+    return shown.signature(name=name)
 
 
 def docstring(thing: griffe.Object) -> str:
@@ -84,7 +84,9 @@ def section(part: griffe.DocstringSection) -> str:
     if kind == "text":
         return part.value
     if kind == "parameters":
-        return "\n".join(field(f":param {item.name}:", item.description) for item in part.value)
+        # Names that share a description stand before it with commas, which Sphinx would take for a type.
+        names = [(name, item.description) for item in part.value for name in item.name.split(", ")]
+        return "\n".join(field(f":param {name}:", description) for name, description in names)
     if kind == "attributes":
         return joined([directive("attribute", item.name, item.description) for item in part.value])
     if kind == "returns":
