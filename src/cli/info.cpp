@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "engine/cpu/kernels.h"
+#include "engine/engine.h"
 #include "model/version.h"
 
 namespace clowder::cli {
@@ -35,10 +36,19 @@ std::string gpu_driver() {
   return line.empty() || start == std::string::npos ? "none" : line.substr(start);
 }
 
+nlohmann::ordered_json engine_info(EngineKind kind) {
+  return {{"built", is_built(kind)}, {"usable", is_usable(kind)}};
+}
+
+std::string engine_text(const nlohmann::ordered_json& engine) {
+  if (!engine["built"].get<bool>()) return "not in this build";
+  return engine["usable"].get<bool>() ? "usable" : "built, not usable here";
+}
+
 nlohmann::ordered_json collect() {
   return {
       {"version", kVersion},
-      {"engines", {{"cpu", {{"built", true}, {"usable", true}}}, {"sm90", {{"built", false}, {"usable", false}}}}},
+      {"engines", {{"cpu", engine_info(EngineKind::kCpu)}, {"sm90", engine_info(EngineKind::kSm90)}}},
       {"cpu",
        {{"model", cpu_model()},
         {"cores", std::thread::hardware_concurrency()},
@@ -54,7 +64,9 @@ int run(bool json) {
     return kFine;
   }
   std::printf("clowder %s\n", kVersion);
-  std::printf("engines      cpu (usable), sm90 (not in this build)\n");
+  const nlohmann::ordered_json& engines = info["engines"];
+  std::printf("engines      cpu (%s), sm90 (%s)\n", engine_text(engines["cpu"]).c_str(),
+              engine_text(engines["sm90"]).c_str());
   std::printf("cpu          %s, %u cores, kernels for %s\n", info["cpu"]["model"].get<std::string>().c_str(),
               info["cpu"]["cores"].get<unsigned>(), info["cpu"]["instruction_set"].get<std::string>().c_str());
   std::printf("gpu driver   %s\n", info["gpu"]["driver"].get<std::string>().c_str());

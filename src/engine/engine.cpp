@@ -37,4 +37,6 @@ const EngineType& engine_type(EngineKind kind) {
 
 bool is_built(EngineKind kind) { return find_engine(kind) != nullptr; }
 
+bool is_usable(EngineKind kind) { return is_built(kind) && find_engine(kind)->is_usable(); }
+
 }  // namespace clowder

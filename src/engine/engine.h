@@ -53,11 +53,14 @@ struct EngineType {
                                   const WorkspaceOptions& options);
   std::size_t (*symmetric_bytes)(const LayerShape& shape, int num_ranks);
   std::int64_t (*min_ring_rows)();
+  bool (*is_usable)();  // on this machine
 };
 
 // Throws Error(kUnsupported) where this build has no such engine, Error(kArgument) where there is none of that name.
 const EngineType& engine_type(EngineKind kind);
 
 bool is_built(EngineKind kind);
+// In the build, and on this machine.
+bool is_usable(EngineKind kind);
 
 }  // namespace clowder

@@ -215,8 +215,10 @@ std::size_t symmetric_bytes(const LayerShape& shape, int num_ranks) {
 
 std::int64_t min_ring_rows() { return plan::min_ring_rows(kBlockRows); }
 
+bool is_usable() { return true; }
+
 }  // namespace
 
-const EngineType kEngineType = {make_engine, symmetric_bytes, min_ring_rows};
+const EngineType kEngineType = {make_engine, symmetric_bytes, min_ring_rows, is_usable};
 
 }  // namespace clowder::cpu

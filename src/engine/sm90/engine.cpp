@@ -34,21 +34,17 @@ int num_multiprocessors() {
   return count;
 }
 
-void require_hopper() {
+bool has_hopper() {
   int device = 0;
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    cudaGetLastError();
-    throw Error(ErrorCode::kUnsupported, "engine: sm90 needs an NVIDIA H100 or H200, and there is no CUDA device");
-  }
-  require(cudaGetDevice(&device), "asking for the current device");
   int major = 0;
   int minor = 0;
-  require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the architecture");
-  require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the architecture");
-  if (major == 9 && minor == 0) return;
-  throw Error(ErrorCode::kUnsupported, "engine: sm90 needs an NVIDIA H100 or H200, this device has architecture " +
-                                           std::to_string(major) + "." + std::to_string(minor));
+  const bool is_known =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+  // An error that is not read stays for whoever asks next.
+  cudaGetLastError();
+  return is_known && major == 9 && minor == 0;
 }
 
 // A chunk keeps at least 1.2 waves of gate/up tiles busy, and whole experts of usual sizes stay in one.
@@ -356,7 +352,9 @@ class Sm90Engine : public Engine {
 
 std::unique_ptr<Engine> make_engine(const LayerShape& shape, std::shared_ptr<Group> group,
                                     const WorkspaceOptions& options) {
-  require_hopper();
+  if (!has_hopper()) {
+    throw Error(ErrorCode::kUnsupported, "engine: sm90 needs an NVIDIA H100 or H200 as the current CUDA device");
+  }
   return std::make_unique<Sm90Engine>(shape, std::move(group), options);
 }
 
@@ -366,6 +364,6 @@ std::int64_t min_ring_rows() { return plan::min_ring_rows(kBlockRows); }
 
 }  // namespace
 
-const EngineType kEngineType = {make_engine, symmetric_bytes, min_ring_rows};
+const EngineType kEngineType = {make_engine, symmetric_bytes, min_ring_rows, has_hopper};
 
 }  // namespace clowder::sm90
