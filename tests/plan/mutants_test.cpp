@@ -13,7 +13,7 @@ namespace clowder::plan::explore {
 namespace {
 
 constexpr std::uint64_t kFirstSeed = 1;
-constexpr std::uint64_t kMostPlans = 2000;
+constexpr std::uint64_t kMostPlans = 10000;
 
 class Mutants : public ::testing::TestWithParam<Mutant> {};
 
