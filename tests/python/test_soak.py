@@ -15,6 +15,7 @@ from clowder import engine
 # Every tensor of a step that could be left behind (schedules, saved values, activations, gradients) has at least this size
 # on the average of a cycle, so a leak of one of them a step exceeds the limit below.
 SMALLEST_TENSOR = 16 * 1024
+LEAST_STEPS = 300
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
@@ -65,18 +66,19 @@ def resources():
 
 
 def soak(steps, *, most_seconds=float("inf")):
+    """Up to so many steps, fewer where time runs out, but enough that a leak stands out."""
     cycle = Cycle()
     expected = {}
     for name in cycle.steps():  # the largest of everything has been there once
         expected[name] = cycle.step(*name)
-    for name in cycle.steps():
+    for name in [*cycle.steps(), *cycle.steps()]:
         assert cycle.step(*name) == expected[name]
     cycle.short_lived()
 
     resident, *counts = resources()
     done, deadline = 0, time.monotonic() + most_seconds
     for name in itertools.cycle(cycle.steps()):
-        if done >= steps or time.monotonic() > deadline:
+        if done >= steps or (done >= LEAST_STEPS and time.monotonic() > deadline):
             break
         assert cycle.step(*name) == expected[name], name
         if done % 20 == 0:
@@ -87,7 +89,6 @@ def soak(steps, *, most_seconds=float("inf")):
     assert later_counts == counts
     # Half of what one such tensor a step would leave; what an allocator keeps back does not grow with the steps.
     assert later - resident <= done * SMALLEST_TENSOR / 2
-    return done
 
 
 def test_smallest_tensor():
@@ -107,9 +108,9 @@ def test_smallest_tensor():
 
 
 def test_some_steps():
-    assert soak(2000, most_seconds=12) >= 100
+    soak(2000, most_seconds=12)
 
 
 @pytest.mark.long
 def test_long_2000_steps():
-    assert soak(2000) == 2000
+    soak(2000)
