@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python_folders=(python tests/python tests/tools tools examples benchmarks docs)
-mapfile -t cpp < <(find src include tests python/bindings examples/cpp benchmarks -name '*.h' -o -name '*.cpp' | sort)
+mapfile -t cpp < <(find src include tests python/bindings examples/cpp benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | sort)
 
 if [[ ${1:-} == --fix ]]; then
   clang-format -i "${cpp[@]}"

@@ -1,10 +1,11 @@
 // The layer behind plain functions, so that a benchmark in Python can time it beside its peers on the same tensors.
 // Addresses are the device's; functions return 0, or 1 with the reason in clowder_bench_error().
+#include "clowder/layer.h"
+
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "clowder/layer.h"
 #include "model/activation/name.h"
 
 namespace {
@@ -79,7 +80,8 @@ std::int64_t clowder_bench_saved_rows(void* workspace) {
 
 int clowder_bench_schedule(void* workspace, const BenchTensors* t, void* stream) {
   return guarded([&] {
-    static_cast<clowder::Workspace*>(workspace)->build_schedule({{t->topk_idx, true, t->tokens}}, {t->schedule}, stream);
+    static_cast<clowder::Workspace*>(workspace)->build_schedule({{t->topk_idx, true, t->tokens}}, {t->schedule},
+                                                                stream);
   });
 }
 

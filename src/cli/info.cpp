@@ -36,9 +36,7 @@ std::string gpu_driver() {
   return line.empty() || start == std::string::npos ? "none" : line.substr(start);
 }
 
-nlohmann::ordered_json engine_info(EngineKind kind) {
-  return {{"built", is_built(kind)}, {"usable", is_usable(kind)}};
-}
+nlohmann::ordered_json engine_info(EngineKind kind) { return {{"built", is_built(kind)}, {"usable", is_usable(kind)}}; }
 
 std::string engine_text(const nlohmann::ordered_json& engine) {
   if (!engine["built"].get<bool>()) return "not in this build";

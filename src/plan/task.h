@@ -66,8 +66,8 @@ struct Segment {
   std::int32_t rank = 0;         // index into the ranks of this queue
   std::int32_t first_block = 0;  // row block or token block
   std::int32_t num_blocks = 0;
-  std::int32_t num_tiles = 0;   // column tiles, or pieces of a pull
-  std::int32_t expert = -1;     // of the rank; -1 where there is none
+  std::int32_t num_tiles = 0;  // column tiles, or pieces of a pull
+  std::int32_t expert = -1;    // of the rank; -1 where there is none
   // Of kWeight only.
   std::int32_t weight_segment = -1;  // its number among the rank's kWeight segments
   std::int32_t carry_index = -1;     // partial segments of this rank before it; -1 when it is the expert's only one

@@ -15,11 +15,7 @@ template <class Params>
 class Feed {
  public:
   __device__ Feed(const Params& params, const SharedMemory& memory, const SharedAddresses& shared, int lane)
-      : params_(params),
-        shared_(shared),
-        signaller_(params, memory, shared, lane),
-        lane_(lane),
-        queue_(*params.math) {}
+      : params_(params), shared_(shared), signaller_(params, memory, shared, lane), lane_(lane), queue_(*params.math) {}
 
   // The whole warp. Whatever it waits for, it keeps passing on results: others, and this feed's own next task, may wait
   // for them.

@@ -10,7 +10,7 @@ void launch_forward(const ForwardParams<1>& params, int blocks, void* stream) {
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
             "preparing the forward kernel");
     kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes, static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                                        activation);
+                                                                                                         activation);
     require(cudaGetLastError(), "launching the forward kernel");
   });
 }

@@ -73,7 +73,9 @@ template <class Params>
 class Loader {
  public:
   __device__ Loader(const Params& params, const SharedMemory& memory, const SharedAddresses& shared)
-      : params_(params), shared_(shared), reader_(memory, shared),
+      : params_(params),
+        shared_(shared),
+        reader_(memory, shared),
         pacer_(params.progress, static_cast<std::int32_t>(gridDim.x) / kClusterBlocks),
         block_(cluster_rank()),
         stage_(1) {}

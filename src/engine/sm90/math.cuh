@@ -14,7 +14,8 @@ namespace clowder::sm90 {
 // A value that all lanes hold, as one that the compiler knows to be so: it moves what follows to the uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// An operand of rows of 128 bytes in the 128-byte swizzle, eight of them 1024 bytes apart. The upper word is a constant.
+// An operand of rows of 128 bytes in the 128-byte swizzle, eight of them 1024 bytes apart. The upper word is a
+// constant.
 __device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t sixteenths) {
   constexpr std::uint32_t kSwizzle128 = 1u << 30;
   constexpr std::uint32_t kEightRows = 1024 / 16;

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "clowder/layer.h"
+#include "engine/sm90/timeline.h"
 #include "plan/pass.h"
 #include "plan/schedule.h"
-#include "engine/sm90/timeline.h"
 
 namespace clowder::sm90 {
 
@@ -37,13 +37,13 @@ struct WeightMaps {
 // One rank of the launch. Rows of rings stand at row block modulo ring blocks.
 struct ForwardRank {
   // Loads by boxes of 64 rows, stores by boxes of 16.
-  CUtensorMap x_ring;                                   // [ring_rows, H], with peers
-  CUtensorMap x_staged;                                 // [max_tokens, H], with peers
-  CUtensorMap h_load, h_store;                          // [ring_rows, I]
-  CUtensorMap shared_h_load, shared_h_store;            // [max_tokens in whole blocks, Is]
-  CUtensorMap gate_store, up_store;                     // [saved_rows, I] each, interleaved by rows
-  CUtensorMap shared_gate_store, shared_up_store;       // [max_tokens, Is] each
-  CUtensorMap slots;                                    // [max_tokens, K, H], boxes of 128 tokens of one slot
+  CUtensorMap x_ring;                              // [ring_rows, H], with peers
+  CUtensorMap x_staged;                            // [max_tokens, H], with peers
+  CUtensorMap h_load, h_store;                     // [ring_rows, I]
+  CUtensorMap shared_h_load, shared_h_store;       // [max_tokens in whole blocks, Is]
+  CUtensorMap gate_store, up_store;                // [saved_rows, I] each, interleaved by rows
+  CUtensorMap shared_gate_store, shared_up_store;  // [max_tokens, Is] each
+  CUtensorMap slots;                               // [max_tokens, K, H], boxes of 128 tokens of one slot
 
   plan::ConstSchedule schedule;
   const plan::RankPass* pass;  // written on the device
@@ -54,7 +54,7 @@ struct ForwardRank {
   bf16* out;                   // [T, H]
   std::byte* x_ring_rows;      // what x_ring maps
   std::int32_t* counters[plan::kNumCounterKinds];
-  const WeightMaps* weights;   // [E_l], then the shared expert's
+  const WeightMaps* weights;  // [E_l], then the shared expert's
 };
 
 // All pointers are the device's.
@@ -74,7 +74,7 @@ struct ForwardParams {
 
   const plan::Queue* math;  // written on the device
   std::int32_t* next_ticket;
-  std::int32_t* progress;  // of all clusters, see pace.cuh
+  std::int32_t* progress;      // of all clusters, see pace.cuh
   bf16* const* slots_of_rank;  // [R] every rank's slot buffer
   Watch watch;
   DeviceTimeline timeline;

@@ -1,7 +1,6 @@
-#include "engine/sm90/plan_kernel.h"
-
 #include <cub/block/block_scan.cuh>
 
+#include "engine/sm90/plan_kernel.h"
 #include "plan/cluster.h"
 
 namespace clowder::sm90 {
@@ -81,7 +80,8 @@ __device__ void place_experts(const PlanParams& params, const PlanRank& rank, co
 }
 
 // The expert of a block: the last one that begins at or before it.
-__device__ std::int32_t expert_of(const std::int32_t* expert_block_begin, std::int32_t num_experts, std::int32_t block) {
+__device__ std::int32_t expert_of(const std::int32_t* expert_block_begin, std::int32_t num_experts,
+                                  std::int32_t block) {
   std::int32_t low = 0;
   std::int32_t high = num_experts;  // the answer is in [low, high)
   while (high - low > 1) {
@@ -224,7 +224,8 @@ __device__ std::int32_t tiles_of(const PlanParams& params, const Phase& phase) {
   return phase.is_down ? params.shape.tiles.down : params.shape.tiles.up;
 }
 
-__device__ void count_phases(const PlanParams& params, std::int32_t num_chunks, const Phases& phases, PlanShared& shared) {
+__device__ void count_phases(const PlanParams& params, std::int32_t num_chunks, const Phases& phases,
+                             PlanShared& shared) {
   for_each_phase(params, num_chunks, shared, [&](const Phase& phase) {
     std::int64_t segments = 0;
     std::int64_t tickets = 0;
@@ -259,8 +260,8 @@ __device__ void write_segment(const PlanParams& params, QueuePlace& place, plan:
   place.ticket += plan::num_cluster_tasks(num_blocks, num_tiles);
 }
 
-__device__ void write_phases(const PlanParams& params, std::int32_t num_chunks, const QueuePlace& first, const Phases& phases,
-                             PlanShared& shared) {
+__device__ void write_phases(const PlanParams& params, std::int32_t num_chunks, const QueuePlace& first,
+                             const Phases& phases, PlanShared& shared) {
   for_each_phase(params, num_chunks, shared, [&](const Phase& phase) {
     const std::int64_t index = phase_index(params, num_chunks, phase);
     QueuePlace place{first.segment + phases.segments[index], first.ticket + phases.tickets[index]};
@@ -288,9 +289,9 @@ __device__ QueuePlace after_tokens(const PlanParams& params, const QueuePlace& f
                                    std::int32_t num_tiles) {
   const std::int32_t group = params.shape.ring.chunk_blocks;
   const std::int32_t blocks = plan::token_blocks(params.shape, pass);
-  return {first.segment + divide_up(blocks, group),
-          first.ticket + blocks / group * plan::num_cluster_tasks(group, num_tiles) +
-              plan::num_cluster_tasks(blocks % group, num_tiles)};
+  return {first.segment + divide_up(blocks, group), first.ticket +
+                                                        blocks / group * plan::num_cluster_tasks(group, num_tiles) +
+                                                        plan::num_cluster_tasks(blocks % group, num_tiles)};
 }
 
 // Segments of all ranks' tokens from `place` on; where the queue stands after them. The whole block.

@@ -31,11 +31,10 @@ __device__ __forceinline__ void fence_barrier_init() {
 
 __device__ __forceinline__ bool barrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
-  asm volatile(
-      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
+  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return done != 0;
 }
 
@@ -52,8 +51,8 @@ __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
 // are reads of shared memory, which have ended when their values were used.
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier, std::uint32_t rank) {
   asm volatile(
-      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(
-          barrier),
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::
+          "r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -78,7 +77,8 @@ __device__ __forceinline__ bool barrier_try_wait_cluster(std::uint32_t barrier, 
 }
 __device__ __forceinline__ void barrier_release_at(std::uint32_t barrier, std::uint32_t rank) {
   asm volatile(
-      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, "
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 "
+      "_, "
       "[remote];}" ::"r"(barrier),
       "r"(rank)
       : "memory");
@@ -170,8 +170,8 @@ __device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait
 // zero. The address is made here, so that no loop keeps it in registers.
 __device__ __forceinline__ void copy_16_bytes(std::uint32_t to, const void* from, std::uint32_t sixteenths, int bytes) {
   asm volatile(
-      "{.reg .b64 place; mad.wide.u32 place, %2, 16, %1; cp.async.cg.shared.global.L2::128B [%0], [place], 16, %3;}" ::"r"(
-          to),
+      "{.reg .b64 place; mad.wide.u32 place, %2, 16, %1; cp.async.cg.shared.global.L2::128B [%0], [place], 16, %3;}" ::
+          "r"(to),
       "l"(from), "r"(sixteenths), "r"(bytes)
       : "memory");
 }

@@ -28,7 +28,9 @@ class RecordReader {
   __device__ RecordReader(const SharedMemory& memory, const SharedAddresses& shared)
       : memory_(memory), shared_(shared), place_(0) {}
 
-  __device__ bool is_published() const { return barrier_try_wait_cluster(shared_.published(place_.index()), place_.parity()); }
+  __device__ bool is_published() const {
+    return barrier_try_wait_cluster(shared_.published(place_.index()), place_.parity());
+  }
   __device__ void wait() const {
     while (!is_published()) {
     }

@@ -1,9 +1,8 @@
-#include "engine/sm90/schedule_kernel.h"
-
 #include <cuda_runtime.h>
 
 #include <cub/block/block_scan.cuh>
 
+#include "engine/sm90/schedule_kernel.h"
 #include "model/canonical_order.h"
 
 namespace clowder::sm90 {
@@ -50,8 +49,8 @@ __device__ Batch read_batch(const ScheduleParams& params, std::int64_t* first_to
 }
 
 struct Slot {
-  std::int32_t rank = -1;   // -1: there is none at this place
-  std::int32_t index = 0;   // token * K + slot of the rank
+  std::int32_t rank = -1;  // -1: there is none at this place
+  std::int32_t index = 0;  // token * K + slot of the rank
   std::int32_t id = -1;
 };
 
@@ -98,10 +97,10 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const SchedulePara
 
 // Shared memory of the kernel that places: what each warp has placed of every local expert, and sums on the way there.
 struct PlaceShared {
-  std::int32_t* cursors;       // [kPlaceWarps][E_l]: next row of an expert for a warp
-  std::int32_t* before;        // [E_l] slots in tiles before this one
-  std::int32_t* total;         // [E_l] slots in all tiles
-  std::int64_t* first_token;   // [R + 1]
+  std::int32_t* cursors;      // [kPlaceWarps][E_l]: next row of an expert for a warp
+  std::int32_t* before;       // [E_l] slots in tiles before this one
+  std::int32_t* total;        // [E_l] slots in all tiles
+  std::int64_t* first_token;  // [R + 1]
 };
 
 __host__ __device__ inline std::int64_t place_words(const plan::ScheduleShape& shape) {
@@ -296,7 +295,8 @@ void launch_schedule(const ScheduleParams& params, void* stream) {
   const int most = static_cast<int>(kMaxScheduleSharedBytes);
   cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-  count_kernel<<<kScheduleTiles, kCountThreads, static_cast<std::size_t>(count_bytes(params.shape)), cuda_stream>>>(params);
+  count_kernel<<<kScheduleTiles, kCountThreads, static_cast<std::size_t>(count_bytes(params.shape)), cuda_stream>>>(
+      params);
   const dim3 grid(kScheduleTiles, static_cast<unsigned>(params.num_local_ranks));
   place_kernel<<<grid, kPlaceThreads, static_cast<std::size_t>(place_bytes(params.shape)), cuda_stream>>>(params);
 }

@@ -68,7 +68,9 @@ struct SharedAddresses {
   std::uint32_t base;
 
   __device__ std::uint32_t stage(int s) const { return base + s * kStageBytes; }
-  __device__ std::uint32_t staging(int warp) const { return base + offsetof(SharedMemory, staging) + warp * sizeof(Staging); }
+  __device__ std::uint32_t staging(int warp) const {
+    return base + offsetof(SharedMemory, staging) + warp * sizeof(Staging);
+  }
   __device__ std::uint32_t full(int s) const { return base + offsetof(SharedMemory, full) + 8 * s; }
   __device__ std::uint32_t empty(int s) const { return base + offsetof(SharedMemory, empty) + 8 * s; }
   __device__ std::uint32_t record(int i) const { return base + offsetof(SharedMemory, records) + 32 * i; }

@@ -24,10 +24,9 @@ CUtensorMap encode(const bf16* data, std::uint32_t rank, const cuuint64_t* sizes
   static const PFN_cuTensorMapEncodeTiled_v12000 kEncode = find_encoder();
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult result =
-      kEncode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<bf16*>(data), sizes, strides, box, steps,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = kEncode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<bf16*>(data), sizes, strides,
+                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::kInternal, "encoding a tensor map failed with code " + std::to_string(result));
   }

@@ -50,8 +50,8 @@ inline constexpr int kSlices = 8;
 // Steps after the last slice at which its stores have long ended, so that waiting for them costs nothing.
 inline constexpr int kSignalStep = kSlices + 3;
 
-// Tiles of so many steps are paced: no cluster runs more than kPaceLead strides ahead of the average (pace.cuh). With 112
-// steps it saves a third of the reads of weights from memory, with 32 none.
+// Tiles of so many steps are paced: no cluster runs more than kPaceLead strides ahead of the average (pace.cuh). With
+// 112 steps it saves a third of the reads of weights from memory, with 32 none.
 inline constexpr int kPacedSteps = 64;
 inline constexpr int kPaceStride = 8;
 inline constexpr int kPaceLookAhead = 3;  // steps before the end of a stride at which the others' progress is read

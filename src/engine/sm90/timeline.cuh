@@ -20,8 +20,8 @@ __device__ __forceinline__ TileEvent* first_event(const DeviceTimeline& timeline
   return timeline.events == nullptr ? nullptr : timeline.events + std::int64_t{blockIdx.x} * timeline.capacity;
 }
 
-// The first math thread's marks on the event of the task at hand, which stands in shared memory: math warps have no registers to
-// spare. Null: nobody asked.
+// The first math thread's marks on the event of the task at hand, which stands in shared memory: math warps have no
+// registers to spare. Null: nobody asked.
 class TileMarks {
  public:
   __device__ explicit TileMarks(SharedMemory& memory) : memory_(memory) {}

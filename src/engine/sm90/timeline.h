@@ -7,11 +7,11 @@ namespace clowder::sm90 {
 
 // Clock cycles of the block's multiprocessor.
 struct TileEvent {
-  std::int64_t waits;    // the warp looks for its next task
-  std::int64_t starts;   // it has one, and nothing left to store first
-  std::int64_t loaded;   // the first stage is full
-  std::int64_t ends;     // the last step has ended
-  std::int32_t kind;     // plan::TaskKind
+  std::int64_t waits;   // the warp looks for its next task
+  std::int64_t starts;  // it has one, and nothing left to store first
+  std::int64_t loaded;  // the first stage is full
+  std::int64_t ends;    // the last step has ended
+  std::int32_t kind;    // plan::TaskKind
   std::int32_t rank;
   std::int32_t block;
   std::int32_t tile;
